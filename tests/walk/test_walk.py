@@ -18,8 +18,8 @@ class Bound:
 
 
 CEILINGS = {
-    "plain stream": Bound(41, 135),
-    "tool turn": Bound(68, 313),
+    "plain stream": Bound(41, 132),
+    "tool turn": Bound(68, 309),
     "tool turn, streamed": Bound(70, 391),
     "responses and MCP": Bound(89, 382),
     "responses and MCP, streamed": Bound(92, 469),

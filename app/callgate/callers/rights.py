@@ -101,11 +101,10 @@ class CallerMemory:
         for as long as no key changes, ends or comes, and a person's token, which ends by itself, is looked at each time."""
         if self._access is access and self._generation == access.generation():
             return self._caller
-        generation = access.last_generation()  # before the look, so that a change is not missed
         caller = access.admit(headers)
         if not caller.anonymous and caller.person is None:
             self._access = access
-            self._generation = generation
+            self._generation = access.last_generation()  # of the look by which it was admitted just now
             self._caller = caller
         return caller
 
