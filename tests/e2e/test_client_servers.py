@@ -397,6 +397,19 @@ async def test_what_a_list_that_came_back_says_of_safety_does_not_count(upstream
     assert of_far(offered(upstream)) == []
 
 
+async def test_a_credential_in_a_list_that_came_back_goes_to_no_model(upstream: Upstream) -> None:
+    upstream.script("m", lambda request: Reply(text="done"))
+    schema = {"type": "object", "properties": {"x": {"description": TOKEN}}}
+    tool = {"name": "echo", "description": f"Knows {TOKEN}.", "input_schema": schema}
+    item = {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "far", "tools": [tool]}
+    async with HttpMcp().running() as far, serve(create_app(config_for(upstream, far))) as url, client_of(url) as http:
+        body = asking("responses", named(far, token=TOKEN), input=[item, {"role": "user", "content": "go"}])
+        answer = await posted(http, "responses", body)
+        assert answer.status_code == 200, answer.text
+        assert "far_echo" in offered(upstream)
+    assert TOKEN not in json.dumps(upstream.requests[0].body)
+
+
 @BOTH
 async def test_a_message_shows_the_list_to_a_client_that_takes_it_back(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", lambda request: Reply(text="done"))
