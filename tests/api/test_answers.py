@@ -182,6 +182,18 @@ async def test_a_server_that_cannot_tell_now_is_asked(state: dict[str, Any]):
         await run_unless_disconnected(asyncio.sleep(NEVER), OwnRequest(**state).receive)
 
 
+async def test_a_server_that_can_tell_no_longer_once_a_further_request_has_come_is_asked():
+    request = OwnRequest()
+
+    async def wait() -> None:
+        request.is_holding_back = True
+        await asyncio.sleep(NEVER)
+
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(ClientDisconnected):
+            await run_unless_disconnected(wait(), request.receive, NEVER)
+
+
 async def test_a_deadline_holds_where_a_server_tells_when_a_client_leaves():
     with pytest.raises(ChatError) as late:
         await run_unless_disconnected(asyncio.sleep(NEVER), OwnRequest().receive, LOOK_AFTER_SECONDS / 10)

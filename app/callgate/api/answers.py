@@ -391,10 +391,10 @@ async def run_unless_disconnected(work: Awaitable[None], receive: Receive, secon
     )
     if request is not None and request.is_whole and not request.abandoned and not request.connection.is_holding_back:
         request.when_left = watch.client_left
-        watch.is_told = True
+        watch.told_by = request.connection
     if seconds is not None and seconds < LOOK_AFTER_SECONDS:
         watch.begin()
-    elif seconds is not None or not watch.is_told:
+    elif seconds is not None or watch.told_by is None:
         lookout.add(watch)
     try:
         await work
@@ -414,8 +414,9 @@ async def run_unless_disconnected(work: Awaitable[None], receive: Receive, secon
 class _Watch(msgspec.Struct, eq=False, kw_only=True):
     """Cancels the task of an answer when the client disconnects, or at the deadline.
 
-    Our own server calls when the client disconnects. Any other connection is watched by a task. That and the timer of the deadline
-    begin only after a moment, because most whole answers have ended by then.
+    Our own server calls when the client disconnects. Any other connection is watched by a task, and so is one of which nothing is read
+    any more, because a further request has come. That and the timer of the deadline begin only after a moment, because most whole
+    answers have ended by then.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -424,8 +425,8 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
     _receive: Receive
     _seconds: float | None
     since: float
-    is_told: bool = False
-    """Our own server calls when the client disconnects."""
+    told_by: ReadingConnection | None = None
+    """The connection of our own server that calls when the client disconnects."""
     timer: asyncio.TimerHandle | None = None
     looking: asyncio.Task[None] | None = None
     _left: bool = False
@@ -458,7 +459,7 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
         self._task.cancel()
 
     def begin(self) -> None:
-        if not self.is_told:
+        if self.told_by is None or self.told_by.is_holding_back:
             self.looking = self._loop.create_task(self._look())
         if self._seconds is not None:
             self.timer = self._loop.call_at(self.since + self._seconds, self.time_is_up)
