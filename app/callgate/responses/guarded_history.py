@@ -19,16 +19,16 @@ async def judged_input(runtime: Runtime, caller: Caller, model: str, response_in
     if response_input.is_sent:
         return response_input  # judged with the body
     items = response_input.items
-    given = response_input.given
+    given_items = response_input.given
     if not isinstance(items, str):
         judged = await judged_messages(runtime, caller, model, items)
-        if items is given:
-            given = judged
+        if items is given_items:
+            given_items = judged
         items = judged
     parent = response_input.parent
     if parent is not None:
         parent = await _judged_parent(runtime, caller, model, parent)
-    return replace(response_input, items=items, given=given, parent=parent)
+    return replace(response_input, items=items, given=given_items, parent=parent)
 
 
 async def _judged_parent(runtime: Runtime, caller: Caller, model: str, parent: StoredResponse) -> StoredResponse:
