@@ -57,18 +57,20 @@ class RepeatedHead:
         before = self._before
         if before is None:
             return None
-        head, end, body = data.partition(END)
+        place = data.find(END)
+        head = data[: max(place, 0)]
         length = head[len(before) : len(head) - len(self._after)]
         if not (length.isdigit() and head.startswith(before) and head.endswith(self._after)):
             return None
-        if not end or len(length) > MAX_DIGITS or len(body) != int(length) or len(body) > HELD_BYTES:
-            return None
+        size = len(data) - place - len(END)
+        if len(length) > MAX_DIGITS or size != int(length) or size > HELD_BYTES:
+            return None  # before the body is copied
         scope = self._scope.copy()
         scope["headers"] = headers = self._headers.copy()
         headers[self._place] = (LENGTH, length)
         scope[TEXT_HEADERS] = text_headers = self._text_headers.copy()
         text_headers[LENGTH_TEXT] = length.decode()
-        return scope, body
+        return scope, data[place + len(END) :]
 
     def learn(self, data: bytes, scope: dict[str, Any], size: int) -> None:
         """Take the head of the request that the parser has read from `data`, if its next one may be read without the parser: the request
@@ -76,10 +78,10 @@ class RepeatedHead:
         if not self._to_learn:
             return
         self._to_learn -= 1
-        head, _, body = data.partition(END)
+        head = data[: max(data.find(END), 0)]
         headers = scope["headers"]
         names = [name for name, _ in headers]
-        if len(body) != size or len(head) > MAX_HEAD or names.count(LENGTH) != 1:
+        if len(data) - len(head) - len(END) != size or len(head) > MAX_HEAD or names.count(LENGTH) != 1:
             return
         if b"transfer-encoding" in names:
             return
