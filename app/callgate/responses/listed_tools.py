@@ -34,7 +34,7 @@ def lists_of_ours(conversation: Conversation, entries: Iterable[McpEntry]) -> li
         return []
     tools = _offered(conversation)
     not_open = {status.name for status in conversation.runtime.registry.sources() if not status.has_tools}
-    return [_list_of(source, wanted, tools, not_open) for source, wanted in selections.items()]
+    return [_list_of(source, of_source, tools, not_open) for source, of_source in selections.items()]
 
 
 def marks_in(items: str | Iterable[Any]) -> dict[str, str]:
@@ -62,12 +62,12 @@ def _offered(conversation: Conversation) -> Sequence[RegisteredTool]:
 
 
 def _list_of(
-    source: str, wanted: Sequence[ToolSelection], tools: Sequence[RegisteredTool], not_open: Collection[str]
+    source: str, selections: Sequence[ToolSelection], tools: Sequence[RegisteredTool], not_open: Collection[str]
 ) -> ToolsListed:
     label = source or OWN_LABEL
     if source in not_open:
         return ToolsListed(label, error=NOT_OPEN)
-    listed = [_as_listed(tool) for tool in tools if any(selection.admits(tool.origin()) for selection in wanted)]
+    listed = [_as_listed(tool) for tool in tools if any(selection.admits(tool.origin()) for selection in selections)]
     return ToolsListed(label, sorted(listed, key=lambda tool: tool.name))
 
 
@@ -90,8 +90,8 @@ def _marks(items: Iterable[Any]) -> Iterator[tuple[str, str]]:
 
 def _mark_of(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return what two lists have in common only if they say the same. A client may have added the fields that are null."""
-    said = [
+    entries = [
         (tool.get("name"), tool.get("description") or "", tool.get("input_schema"), tool.get("annotations"))
         for tool in tools
     ]
-    return hashlib.blake2b(_encode(said), digest_size=_MARK_BYTES).hexdigest()
+    return hashlib.blake2b(_encode(entries), digest_size=_MARK_BYTES).hexdigest()
