@@ -93,8 +93,16 @@ async def _reader(connection: "Connection[object, object]", limit: int) -> async
     reader = asyncio.StreamReader(limit=limit)
     file = os.fdopen(os.dup(connection.fileno()), "rb", buffering=0)
     connection.close()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: _Read(reader), file)
     return reader
+
+
+class _Read(asyncio.StreamReaderProtocol):
+    """What is read to its end, and closed there: uvloop would leave it open."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
 
 
 _starting = threading.Lock()
