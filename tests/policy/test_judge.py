@@ -146,9 +146,10 @@ async def test_naming_a_thing_comes_to_the_same_over_a_websocket(upstream: Upstr
 
 
 HEADERS = """
-    openai-organization openai-project openai-beta anthropic-beta x-goog-user-project x-goog-api-key api-key cookie x-forwarded-host
+    openai-organization openai-project openai-beta anthropic-beta x-goog-user-project x-goog-api-key cookie x-forwarded-host
     helicone-auth x-title http-referer x-stainless-lang
 """.split()
+OF_THE_CLIENT = dict.fromkeys(HEADERS, "of-the-client") | {"api-key": KEY, "x-api-key": KEY}
 
 
 @pytest.mark.parametrize("lane", LANES)
@@ -162,10 +163,13 @@ async def test_no_header_of_a_client_reaches_a_provider(lane: str) -> None:
         async with serve(create_app(config)) as url, http_client(url) as client:
             client.headers["authorization"] = f"Bearer {KEY}"
             for path, plain in APIS.items():
-                await client.post(path, json={"model": "m", **plain}, headers=dict.fromkeys(HEADERS, "of-the-client"))
+                await client.post(path, json={"model": "m", **plain}, headers=OF_THE_CLIENT)
     assert provider.requests
     reached = {
-        name for request in provider.requests for name, value in request.headers.items() if "of-the-client" in value
+        name
+        for request in provider.requests
+        for name, value in request.headers.items()
+        if "of-the-client" in value or KEY in value
     }
     # A beta is how Anthropic's own API names a feature of a body.
     assert reached <= ({"anthropic-beta"} if lane == "claude" else set())

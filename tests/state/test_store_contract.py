@@ -279,6 +279,18 @@ async def test_what_redis_let_expire_counts_no_more(tmp_path: Path) -> None:
         await store.close()
 
 
+@needs("redis-server", "module:redis")
+async def test_sizes_that_redis_keeps_longer_than_their_order_count_no_more(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as url:
+        store = RedisStore(url)
+        await store.put("1", b"x" * 900, LONG, A)
+        await store._client.delete("callgate:1", "callgate:share:a")
+        await store.put("2", b"x" * 400, LONG, A)
+        await store.put("3", b"x" * 400, LONG, A)
+        assert await keys_of(store, ["2", "3"]) == ["2", "3"]
+        await store.close()
+
+
 async def test_full_memory_drops_the_oldest_of_the_owner_with_most() -> None:
     by_bytes, by_entries = MemoryStore(entries=100, bytes=1500), MemoryStore(entries=5, bytes=10_000)
     for store, size in ((by_bytes, 290), (by_entries, 10)):

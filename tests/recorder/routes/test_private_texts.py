@@ -335,7 +335,8 @@ async def test_a_run_under_way_shows_its_texts_to_its_key_alone(upstream: Upstre
         question = {**QUESTION, "stream": True}
         async with asking.stream("POST", "/v1/chat/completions", json=question, headers=head) as answer:
             run = answer.headers["x-callgate-run"]
-            async for line in answer.aiter_lines():
+            lines = answer.aiter_lines()  # which closes the connection when nobody holds it
+            async for line in lines:
                 if '"approval"' in line:
                     break
             mine = await shown(client, run, headers=keys["alice"])

@@ -10,7 +10,8 @@ PATIENCE = 2.0
 """The timeout of one command in seconds, short because a chat can go on without the store."""
 
 # A hash has the sizes of a share's entries, and their sum under the empty name; a sorted set has their order. Expired entries
-# are removed from both by time, which is the same for all entries of a share, unless they were renewed meanwhile.
+# are removed from both by time, which is the same for all entries of a share, unless they were renewed meanwhile. Redis lets
+# the two expire one after the other: sizes without their order are of entries that are gone.
 _IN_SHARE: Final = """
 local value, order, sizes = KEYS[1], KEYS[2], KEYS[3]
 local member, bytes, milliseconds, seconds = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
@@ -22,6 +23,7 @@ local function leave(key)
   if size then redis.call('HINCRBY', sizes, '', '-' .. size) end
   redis.call('HDEL', sizes, key)
 end
+if redis.call('EXISTS', order) == 0 then redis.call('DEL', sizes) end
 if ARGV[8] == 'add' and redis.call('EXISTS', value) == 1 then return 0 end
 leave(member)
 if not ARGV[5] then
