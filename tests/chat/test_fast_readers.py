@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from callgate.api.chat_outline import ChatOutline
-from callgate.api.strict_json import check_text, split, split_fast
+from callgate.api.strict_json import check_text, split, split_before_fast, split_fast
 from callgate.chat.request_schema import outline_fast, outline_of_any
 from callgate.conversation.errors import ChatError
 from callgate.policy.operator_ids import place_of_id
@@ -106,6 +106,56 @@ def test_a_body_that_is_split_fast_is_split_as_any_other(body: bytes) -> None:
     assert {name: bytes(value) for name, value in quick.items()} == {
         name: bytes(value) for name, value in split(written_here(body), DEPTH).items()
     }
+
+
+@given(fields, st.lists(tools, max_size=2) | values, st.sampled_from(["tools", "other", "messages", "s"]), texts)
+@example({"model": "m"}, [TOOL], "tools", '"tools":[]')
+@example({"model": "m", "tools": []}, [TOOL], 's"tools', "")
+def test_a_body_that_ends_with_a_known_value_is_split_as_any_other(
+    before: dict[str, Any], last: Any, name: str, text: str
+) -> None:
+    known = msgspec.Raw(json.dumps(last).encode())
+    assume(split_plainly(b'{"a":%b}' % known) is not None)  # it was read before
+    for value in (last, [last], {"tools": last}, text, [text]):
+        for space in ("", " "):
+            member = f"{json.dumps(name)}{space}:{space}{json.dumps(value)}"
+            body = (json.dumps(before)[:-1] + f",{space}{member}{space}}}").encode()
+            usual = split_plainly(body)
+            for name_of_known in ("tools", name):
+                quick = split_before_fast(written_here(body), name_of_known, known)
+                if quick is not None:
+                    assert next(reversed(quick)) == name_of_known
+                    assert {name: bytes(value) for name, value in quick.items()} == usual
+                elif value is last and name_of_known == name and not space:
+                    assert usual is None
+
+
+def split_plainly(body: bytes) -> dict[str, bytes] | None:
+    try:
+        return {name: bytes(value) for name, value in split(written_here(body), DEPTH).items()}
+    except ChatError:
+        return None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"tools":1,"tools":[2]}',
+        b'{"other":1,"other":2,"tools":[2]}',
+        b'{"tools":[],"s\\"tools":[2]}',
+        b'{"tools":[],"other":{"tools":[2]}',
+        b'{"tools":[[2]}',
+        b'{"other":[2]}',
+        b'{"tools":"[2]}',
+        b'{"tools" [2]}',
+        b'{"tools":[2]} ',
+        b"[2]}",
+        b"}",
+        b"",
+    ],
+)
+def test_a_body_that_does_not_end_with_a_field_of_a_known_value_is_split_plainly(body: bytes) -> None:
+    assert split_before_fast(written_here(body), "tools", msgspec.Raw(b"[2]")) is None
 
 
 def facts(outline: ChatOutline) -> dict[str, Any]:

@@ -9,10 +9,11 @@ import pytest
 from callgate.api.chat_outline import ChatOutline
 from callgate.api.strict_json import split, split_fast
 from callgate.chat import request_schema as room
+from callgate.chat import requests
 from callgate.chat.request_schema import outline_fast, outline_of_any
 from callgate.chat.requests import read_chat_request
 from callgate.conversation.errors import ChatError
-from callgate.untrusted.doors import written_here
+from callgate.untrusted.doors import Opened, written_here
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
@@ -95,7 +96,8 @@ def test_tools_are_known_again_by_every_byte(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(room, "_right_tools", read_down)
 
     def names(text: bytes, depth: int = 100) -> list[str]:
-        return [tool.function.name for tool in seen.read(msgspec.Raw(text), depth) or () if tool.function is not None]
+        listed = seen.read(msgspec.Raw(text), depth).listed
+        return [tool.function.name for tool in listed or () if tool.function is not None]
 
     one = msgspec.json.encode([TOOL, {**TOOL, "x": "y" * 100}])
     other = one.replace(b'"name":"f"', b'"name":"g"')
@@ -115,7 +117,8 @@ def test_only_so_much_is_remembered_of_tools(monkeypatch: pytest.MonkeyPatch) ->
         seen.read(msgspec.Raw(msgspec.json.encode([{**TOOL, "x": "y" * size}])), 100)
 
     assert 4000 < seen._size < 10_000
-    assert sum(len(text) for text, _ in seen._seen.values()) == seen._size
+    assert sum(len(tools.text) for tools in seen._seen.values()) == seen._size
+    assert {bytes(text) for text in seen._by_ending.values()} <= {bytes(tools.text) for tools in seen._seen.values()}
 
 
 def test_tools_that_are_wrong_are_not_remembered_as_right() -> None:
@@ -124,6 +127,35 @@ def test_tools_that_are_wrong_are_not_remembered_as_right() -> None:
         with pytest.raises(ChatError) as caught:
             read_chat_request(written_here(text), {}, 100)
         assert caught.value.param == "tools[0].function"
+
+
+def test_tools_that_are_known_are_not_parsed_again_behind_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = [{**TOOL, "x": f'"}}],{number}' * 100} for number in range(9)]
+    parsed: list[bytes] = []
+
+    def split_and_note(text: Opened, depth: int) -> Any:
+        parsed.append(text)
+        return split(text, depth)
+
+    def read_again(text: bytes) -> Any:
+        first = read_chat_request(written_here(text), {}, 100)
+        with monkeypatch.context() as patched:
+            patched.setattr(requests, "split", split_and_note)
+            again = read_chat_request(written_here(text), {}, 100)
+        assert again.fields == first.fields
+        assert again.outline == first.outline
+        return again
+
+    assert read_again(body(tools=tools)).outline.has_functions_only
+    assert not read_again(body(tools=[*tools, {"type": "web_search", "x": "y"}])).outline.has_functions_only
+    assert not parsed
+    wrong = body(tools=tools)[:-1] + b',"tools":[]}'
+    with pytest.raises(ChatError, match="more than once"):
+        read_again(wrong)
+    with pytest.raises(ChatError, match="more than once"):
+        read_chat_request(written_here(b'{"tools":[],' + body(tools=tools)[1:]), {}, 100)
+    read_again(body(tools=tools, user="u"))
+    assert parsed == [body(tools=tools, user="u")]
 
 
 LONG = {"role": "user", "content": 'x"]},"messages":[{' * 300}

@@ -97,7 +97,6 @@ def split_fast(body: Opened) -> Fields | None:
         end = body.rfind(b"}],") + 2
     else:
         end = body.rfind(b"]") + 1
-    messages = body[start:end]
     around = written_here(before + b"]" + body[end:])
     try:
         fields = _fields(around)
@@ -105,7 +104,29 @@ def split_fast(body: Opened) -> Fields | None:
         return None
     if bytes(fields.get("messages", b"")) != b"[]" or _repeated_key(around, fields) is not None:
         return None
-    fields["messages"] = msgspec.Raw(messages)
+    fields["messages"] = msgspec.Raw(memoryview(body)[start:end])  # most of the body, and not copied
+    return fields
+
+
+def split_before_fast(body: Opened, name: str, last: msgspec.Raw) -> Fields | None:
+    """Split a body that ends with a value which was read before, without parsing that again. Equals `split` for every body whose last
+    field is `name` with that value, or returns None.
+
+    The object is parsed with an empty list in its place. What is the last value of an object can be any other value as well.
+    """
+    start = len(body) - len(last) - 1
+    if not (body.endswith(b"}") and start > 0 and body.startswith(last, start)):
+        return None
+    around = written_here(body[:start] + b"[]}")
+    try:
+        fields = _fields(around)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not fields or next(reversed(fields)) != name or bytes(fields[name]) != b"[]":
+        return None
+    if _repeated_key(around, fields) is not None:
+        return None
+    fields[name] = last
     return fields
 
 

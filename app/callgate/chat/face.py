@@ -1,15 +1,14 @@
 """The Chat Completions API: reads its requests, and chooses its writers."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 
 from starlette.types import Receive, Send
 
 from callgate.api.answers import BodyWriter, StreamWriter, send_whole
-from callgate.api.chat_outline import ChatTool
+from callgate.api.chat_outline import ChatOutline
 from callgate.api.chat_request import ChatRequest
 from callgate.api.conversation import Conversation
 from callgate.api.errors import encode, openai_stream_end
@@ -20,6 +19,7 @@ from callgate.api.strict_json import LARGE_BODY
 from callgate.chat.citing import CitingBody, CitingStream
 from callgate.chat.declared import SWITCH, with_stand_ins
 from callgate.chat.progress import SHOWS_NOTHING, progress_in
+from callgate.chat.request_schema import PlainOutline, are_functions
 from callgate.chat.requests import read_chat_request
 from callgate.chat.writers import (
     AnswerHead,
@@ -38,8 +38,6 @@ from callgate.state.runs import StoredRun
 from callgate.untrusted.doors import Opened
 
 YES = frozenset({"true", "on", "1"})
-FUNCTIONS = frozenset({"function", "custom"})
-"""Types of tools that a client runs itself."""
 
 
 class ChatFace:
@@ -62,8 +60,7 @@ class ChatFace:
             request = read_chat_request(*arguments)
         else:
             request = await asyncio.to_thread(read_chat_request, *arguments)
-        tools = request.outline.tools
-        if SWITCH in request.fields or (tools is not None and _has_others(tools)):
+        if SWITCH in request.fields or _has_others(request.outline):
             request = self._with_stand_ins(request, context)
         if "x-callgate-background" in context.headers and context.headers["x-callgate-background"] in YES:
             if request.delivery.stream:
@@ -126,13 +123,13 @@ class ChatExchange(FaceExchange):
         return openai_stream_end(error)
 
 
-def _has_others(tools: Sequence[ChatTool]) -> bool:
+def _has_others(outline: ChatOutline) -> bool:
     """True if there are tools that are no functions of the client's."""
-    return not FUNCTIONS.issuperset(map(_type_of, tools))
-
-
-_type_of: Callable[[ChatTool], str] = attrgetter("type")
-"""Of each of some hundred tools in a request."""
+    if outline.tools is None:
+        return False
+    if isinstance(outline, PlainOutline):
+        return not outline.has_functions_only
+    return not are_functions(outline.tools)
 
 
 def _head(conversation: Conversation, began: int) -> AnswerHead:

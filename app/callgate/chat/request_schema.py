@@ -14,7 +14,7 @@ import msgspec
 from callgate.api.chat_outline import ChatMessage, ChatOutline, ChatTool, ChatToolChoice, Role
 from callgate.api.chat_request import OURS_IN_CHATS
 from callgate.api.field_errors import from_validation, wrong
-from callgate.api.strict_json import Fields, check_text, has_few_brackets, invalid_json
+from callgate.api.strict_json import Fields, check_text, has_few_brackets, invalid_json, split_before_fast
 from callgate.calls.legal_names import is_legal
 from callgate.conversation.errors import ChatError
 from callgate.policy.judge import check_calls_nobody
@@ -29,6 +29,11 @@ ONE_TOOLS_BYTES: Final = TOOLS_BYTES // 8
 
 NEVER_PLAIN: Final = frozenset({"functions", "function_call", "input"}) | KEPT_BY_PROVIDERS | WITH_ID
 """Fields of other APIs, which have to be translated first, and fields that may name objects of the operator's account."""
+
+FUNCTIONS: Final = frozenset({"function", "custom"})
+"""Types of tools that a client runs itself."""
+ENDING: Final = 64
+"""Bytes at the end of tools by which they are looked up."""
 
 OF_SEVERAL: Final = "namespace"
 """The type of a tool that holds others."""
@@ -70,16 +75,25 @@ class _PlainMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     reasoning_content: str | None = None
 
 
-def outline_fast(fields: Fields, max_depth: int) -> ChatOutline | None:
+class PlainOutline(ChatOutline):
+    """The outline of a plain request."""
+
+    has_functions_only: bool = True
+    """Its tools are functions of the client's, if it has any: found out once for tools that come again."""
+
+
+def outline_fast(fields: Fields, max_depth: int) -> PlainOutline | None:
     """Read the outline of a plain request. Equals `outline_of_any` for every request whose text is checked and names no object of
     a provider's account, or returns None."""
-    outline = ChatOutline("", [])
+    outline = PlainOutline("", [])
     try:
         for name, value in fields.items():
             if name == "messages":
                 outline.messages = _plain_messages(value)  # type: ignore[assignment]  # all that is asked of a message
             elif name == "tools":
-                outline.tools = _seen_tools.read(value, max_depth - 1)
+                tools = _seen_tools.read(value, max_depth - 1)
+                outline.tools = tools.listed
+                outline.has_functions_only = tools.are_functions
             elif name in NEVER_PLAIN:
                 return None
             else:
@@ -132,37 +146,67 @@ class _NotRight(Exception):
     """Raised where tools are or may be invalid."""
 
 
+class _RightTools(msgspec.Struct, frozen=True):
+    """Valid tools."""
+
+    text: msgspec.Raw
+    listed: list[ChatTool] | None
+    are_functions: bool
+    """Each of them is a function of the client's."""
+
+
 class _SeenTools:
     """A cache of valid tools by their bytes: clients send the same tools, perhaps hundreds, with every request of a
     conversation."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[int, bytes, int], tuple[bytes, list[ChatTool] | None]] = OrderedDict()
+        self._seen: OrderedDict[tuple[int, bytes, int], _RightTools] = OrderedDict()
+        self._by_ending: dict[bytes, msgspec.Raw] = {}
+        """The newest text with each ending."""
         self._size = 0
         self._lock = Lock()
         """Needed because large bodies are read in threads."""
 
-    def read(self, raw: msgspec.Raw, max_depth: int) -> list[ChatTool] | None:
-        text = bytes(raw)
+    def read(self, raw: msgspec.Raw, max_depth: int) -> _RightTools:
         # Looked up by length and ending, and then compared: hashing all bytes takes ten times as long.
-        key = len(text), text[-64:], max_depth
+        ending = bytes(memoryview(raw)[-ENDING:])
+        key = len(raw), ending, max_depth
         with self._lock:
             seen = self._seen.get(key)
-            if seen is not None and seen[0] == text:
+            if seen is not None and (seen.text is raw or seen.text == raw):
                 self._seen.move_to_end(key)
-                return seen[1]
-        tools = _right_tools(raw, max_depth)
-        if len(text) <= ONE_TOOLS_BYTES:
+                return seen
+        tools = _right_tools(raw.copy(), max_depth)  # without the body that it is a part of
+        if len(raw) <= ONE_TOOLS_BYTES:
             with self._lock:
-                self._size += len(text) - len(self._seen.pop(key, (b"",))[0])
-                self._seen[key] = text, tools
+                replaced = self._seen.pop(key, None)
+                if replaced is not None:
+                    self._size -= len(replaced.text)
+                self._size += len(raw)
+                self._seen[key] = tools
+                self._by_ending[ending] = tools.text
                 while self._size > TOOLS_BYTES:
-                    _, (oldest, _) = self._seen.popitem(last=False)
-                    self._size -= len(oldest)
+                    (_, ending, _), oldest = self._seen.popitem(last=False)
+                    self._size -= len(oldest.text)
+                    if self._by_ending.get(ending) is oldest.text:
+                        del self._by_ending[ending]
         return tools
 
+    def before_the_end_of(self, body: bytes) -> msgspec.Raw | None:
+        """Return the tools that a body may have as its last value, by their ending."""
+        with self._lock:
+            return self._by_ending.get(body[-ENDING - 1 : -1])
 
-def _right_tools(raw: msgspec.Raw, max_depth: int) -> list[ChatTool] | None:
+
+def split_before_tools_fast(body: Opened) -> Fields | None:
+    """Split a body whose last field are tools that were read before. Equals `split`, or returns None."""
+    text = _seen_tools.before_the_end_of(body)
+    if text is None:
+        return None
+    return split_before_fast(body, "tools", text)
+
+
+def _right_tools(raw: msgspec.Raw, max_depth: int) -> _RightTools:
     try:
         check_text(raw, max_depth)
         tools: list[ChatTool] | None = _tools(raw)
@@ -173,7 +217,12 @@ def _right_tools(raw: msgspec.Raw, max_depth: int) -> list[ChatTool] | None:
         raise _NotRight
     if not all(map(_is_plain_tool, tools or ())):
         raise _NotRight
-    return tools
+    return _RightTools(raw, tools, are_functions(tools or ()))
+
+
+def are_functions(tools: Sequence[ChatTool]) -> bool:
+    """True if all of these tools are functions of the client's."""
+    return FUNCTIONS.issuperset(tool.type for tool in tools)
 
 
 def _is_plain_tool(tool: ChatTool) -> bool:

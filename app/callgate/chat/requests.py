@@ -33,7 +33,7 @@ from callgate.api.strict_json import (
     split_fast,
 )
 from callgate.chat.legacy import is_legacy, with_derived_id, without_legacy_fields
-from callgate.chat.request_schema import outline_fast, outline_of_any
+from callgate.chat.request_schema import outline_fast, outline_of_any, split_before_tools_fast
 from callgate.chat.responses_compat import as_chat, is_misaddressed
 from callgate.conversation.errors import ChatError
 from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
@@ -96,11 +96,13 @@ def _read(
     legacy = False
     has_ids = False
     normalized = split_fast(body)
-    outline = None
+    outline: ChatOutline | None = None
     if normalized is not None:
         outline = outline_fast(normalized, max_depth)
+        if outline is None:  # something follows its messages
+            normalized = split_before_tools_fast(body)
     if normalized is None or outline is None:
-        normalized = split(body, max_depth)
+        normalized = normalized or split(body, max_depth)
         outline = outline_fast(normalized, max_depth)
     passed = normalized
     own = NOTHING_OWN
