@@ -201,6 +201,23 @@ async def test_a_client_that_sends_more_than_is_read_is_made_to_wait() -> None:
         assert (await connection.answer()).body == b"%d" % size
 
 
+async def test_only_a_client_with_more_of_a_large_body_to_send_is_made_to_wait() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, b"%d" % len(await read_body(receive)))
+
+    async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
+        await connection.send(GET)
+        await connection.answer()
+        (server_side,) = bare.factory.connections
+        for sent, size in ((100_000, 100_000), (100_000, 200_000)):
+            connection.received.clear()
+            server_side.data_received(POST + b"content-length: %d\r\n\r\n" % size + bytes(sent))
+            assert server_side.is_holding_back == (sent < size)
+            if sent < size:
+                await connection.send(bytes(size - sent))
+            assert (await connection.answer()).body == b"%d" % size
+
+
 async def test_requests_sent_ahead_are_held_back_until_it_is_their_turn() -> None:
     go = asyncio.Event()
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from callgate.api.middleware import CALLER_MEMORY, CONNECTION, TEXT_HEADERS
+from callgate.server.heads import RepeatedHead
 from tests.harness.wire import RawAnswer, RawConnection, raw_connection
 from tests.server.bare import Bare, answer, behind_the_edge, read_body
 
@@ -69,8 +70,9 @@ OTHER = {
     "the end of the connection": USUAL.replace(b"Accept: */*", b"Connection: close"),
     "an older version": USUAL.replace(b"HTTP/1.1", b"HTTP/1.0"),
     "no host": USUAL.replace(b"Host: localhost\r\n", b""),
-    "a body of several reads": request(b"x" * 200_000),
+    "a body of several reads": request(b"x" * 600_000),
 }
+LARGE = {"a body that is whole in one read, or is not": request(b"x" * 100_000)}
 
 
 async def primed(connection: RawConnection) -> None:
@@ -94,14 +96,35 @@ async def both(bare: Bare, data: bytes) -> tuple[RawAnswer, RawAnswer]:
         return await asked(known, data), await asked(new, data)
 
 
-@pytest.mark.parametrize("name", [*REPEATED, *OTHER])
+@pytest.mark.parametrize("name", [*REPEATED, *OTHER, *LARGE])
 async def test_a_request_is_read_as_if_it_were_the_first(name: str) -> None:
     app = Mirror()
-    data = {**REPEATED, **OTHER}[name]
+    data = {**REPEATED, **OTHER, **LARGE}[name]
     async with behind_the_edge(app) as bare:
         known, new = await both(bare, data)
     assert (known.status, known.body, known.ended) == (new.status, new.body, new.ended)
-    assert app.fast == (name in REPEATED)
+    if name not in LARGE:
+        assert app.fast == (name in REPEATED)
+
+
+@pytest.mark.parametrize("size", [0, 5, 100_000])
+def test_a_request_of_any_size_is_known_if_it_is_all_that_was_read(size: int) -> None:
+    head = RepeatedHead()
+    headers = [(b"host", b"localhost"), (b"content-length", b"5")]
+    usual = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+    learnt = usual % (5, b"hello")
+    head.learn(learnt, {"headers": headers, TEXT_HEADERS: {"host": "localhost", "content-length": "5"}}, 5)
+    body = b"x" * size
+
+    request = head.request_fast(usual % (size, body))
+
+    assert request is not None
+    scope, body_read = request
+    assert body_read == body
+    assert scope["headers"] == [(b"host", b"localhost"), (b"content-length", b"%d" % size)]
+    assert scope[TEXT_HEADERS] == {"host": "localhost", "content-length": str(size)}
+    assert head.request_fast(usual % (size + 1, body)) is None
+    assert head.request_fast(usual % (size, body + b"G")) is None
 
 
 async def test_a_connection_goes_on_after_requests_that_the_parser_did_not_read() -> None:

@@ -296,7 +296,9 @@ class ServerConnection(asyncio.Protocol):
             self.body_bytes += len(data)
             if self.body_bytes > LINGER_BYTES:
                 self._transport.abort()
-        elif not self._tunnel.feed(data):
+            return
+        self._tunnel.feed(data)
+        if not self._tunnel.has_room:
             self._hold_back()
 
     def _read_plainly(self, data: bytes) -> None:
@@ -404,8 +406,7 @@ class ServerConnection(asyncio.Protocol):
             return
         self.body_bytes += len(body)
         assert self._newest is not None
-        if not self._newest.feed(body):
-            self._hold_back()
+        self._newest.feed(body)
 
     def on_message_complete(self) -> None:
         if self._upgrade:
@@ -630,11 +631,15 @@ class ServerConnection(asyncio.Protocol):
             self.factory.awaiting_head[self] = None
 
     def _expect_body(self, before: int | None) -> None:
-        """Set the deadline for the rest of a request's body. `before`: its length when this read began."""
+        """Set the deadline for the rest of a request's body, and read on only where there is room for it. `before`: its length when this
+        read began."""
         if before is not None:
             self._framing_bytes += self._read_bytes - (self.body_bytes - before)
             if self._framing_bytes - FRAMING_PER_BYTE * self.body_bytes > self._limits.header_bytes:
                 raise refusals.too_much_framing()
+        assert self._newest is not None
+        if not self._newest.has_room:  # a body that is complete cannot grow
+            self._hold_back()
         self._last_data = now = self.loop.time()
         if self._phase != BODY:
             self._body_began = now

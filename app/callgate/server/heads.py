@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from callgate.api.middleware import CALLER_MEMORY, TEXT_HEADERS
 from callgate.callers.rights import CallerMemory
-from callgate.server.limits import HELD_BYTES
 
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
@@ -63,7 +62,7 @@ class RepeatedHead:
         if not (length.isdigit() and head.startswith(before) and head.endswith(self._after)):
             return None
         size = len(data) - place - len(END)
-        if len(length) > MAX_DIGITS or size != int(length) or size > HELD_BYTES:
+        if len(length) > MAX_DIGITS or size != int(length):
             return None  # before the body is copied
         scope = self._scope.copy()
         scope["headers"] = headers = self._headers.copy()

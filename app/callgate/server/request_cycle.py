@@ -76,16 +76,20 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
     def ends_with_the_connection(self) -> bool:
         return self._stage == SENDING and self._framing == CLOSED
 
-    def feed(self, body: bytes) -> bool:
-        """Take a piece of the request body; return whether more can be held."""
+    @property
+    def has_room(self) -> bool:
+        """Whether more of the request body can be held."""
+        return self._held <= HELD_BYTES or self._stage == COMPLETE
+
+    def feed(self, body: bytes) -> None:
+        """Take a piece of the request body."""
         if self._stage == COMPLETE:
-            return True
+            return
         self._parts.append(body)
         self._held += len(body)
         self._fresh = True
         if self._news is not None:
             self._news.set()
-        return self._held <= HELD_BYTES
 
     def finish(self) -> None:
         """Note that the request body is complete."""
