@@ -22,7 +22,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.turn import TurnBuilder
 from callgate.conversation.usage import Usage
-from callgate.models.direct.chunks import ChunkReader, read_completion
+from callgate.models.direct.chunks import USUAL, ChunkReader, error_in, read_completion
 from tests.corpus.judge import offer_of
 
 
@@ -354,6 +354,11 @@ def test_no_json_whatever_makes_reading_or_folding_fail(chunks):
         turn.text.encode()
         turn.assistant_message()
         assert len(turn.calls) <= len(events)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(USUAL)), VALUES))
+def test_a_chunk_of_usual_fields_alone_reports_no_error(fields):
+    assert error_in({**fields, "object": "chat.completion.chunk"}) is None
 
 
 # What says beside a message that it is not finished

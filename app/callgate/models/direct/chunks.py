@@ -107,7 +107,7 @@ class ChunkReader:
                 events.sort(key=lambda event: type(event) is Finished)
         elif choices and self._has_calls:
             events.append(CallDelta(arguments=[choices]))
-        if not (choices and USUAL.issuperset(chunk) and chunk.get("object") == "chat.completion.chunk"):
+        if not (USUAL.issuperset(chunk) and chunk.get("object") == "chat.completion.chunk"):
             events += _errors_in(chunk)
         if usage := chunk.get("usage"):
             events += _usage(usage)
@@ -354,6 +354,8 @@ MAX_INDEX = 20
 
 
 def _id(value: Any) -> str | int | float | None:
+    if value is None:  # as in all fragments but the first
+        return None
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
     return None
@@ -404,6 +406,8 @@ def _read_rest(choice: dict[str, Any], events: list[ModelEvent]) -> bool:
         events.append(_error(error))
     if usage := choice.get("usage"):
         events += _usage(usage)
+    if not reasons:
+        return False
     return any(reason in OPEN.listed or is_value(reason) for reason in reasons)
 
 

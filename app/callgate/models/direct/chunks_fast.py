@@ -72,7 +72,7 @@ class DeltaTemplate:
         self, payload: bytes, events: Sequence[ModelEvent], read: Callable[[bytes], Sequence[ModelEvent]]
     ) -> None:
         """Make the template of a parsed chunk that has one string and nothing else. `read` parses a chunk."""
-        if len(events) != 1 or type(events[0]) not in _TEMPLATED or b"\n" in payload or len(payload) > SMALL:
+        if len(events) != 1 or type(events[0]) not in _TEMPLATED or payload.find(b"\n") >= 0 or len(payload) > SMALL:
             return
         self._read += 1
         if self._given >= PAYS_AFTER:

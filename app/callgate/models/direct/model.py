@@ -660,7 +660,7 @@ def _may_have_duplicates(text: bytes) -> bool:
     """True if a text has to be parsed to find out: with several calls or choices these names are repeated as well."""
     if text.count(b'"finish_reason"') > 1 or text.count(b'"error"') > 1:
         return True
-    if b'"tool_calls"' not in text and b'"function_call"' not in text:
+    if text.find(b'"tool_calls"') < 0 and text.find(b'"function_call"') < 0:  # `in` takes twice as long
         return False
     for name in _ONCE:  # noqa: SIM110 - a generator takes twice as long, and each answer with a call comes here
         if text.count(name) > 1 and _may_be_named_twice(text, name):
