@@ -106,8 +106,10 @@ class RecordedModel:
             return
         if self._turn == 0 and request.tools:
             self._keep_text("tools", encode(request.tools).decode())
-        sent_before = len(self._known)
         messages = request.messages
+        if messages is self._known:  # as in most first turns
+            return
+        sent_before = len(self._known)
         is_longer = list(messages[:sent_before]) == list(self._known)
         self._known = messages
         if new := messages[sent_before:] if is_longer else messages:
