@@ -1,6 +1,7 @@
 """Has the hooks of the config judge the bodies of requests, before anything reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -50,12 +51,8 @@ async def judged_texts(
     """Return the texts of a form as they go on. Raises `ChatError` where hooks do not let it on."""
     guarding = runtime.guarding
     assert guarding is not None, "nobody asks where there are no hooks"
-    from callgate.guardrails.hook import Blocked  # imported where there are any
-
-    try:
+    with _blocked_is_refused():
         return await guarding.form(model, caller, fields)
-    except Blocked as blocked:
-        raise blocked_request(blocked) from None
 
 
 async def judged_messages(runtime: Runtime, caller: Caller, model: str, messages: Sequence[Any]) -> Sequence[Any]:
@@ -63,10 +60,16 @@ async def judged_messages(runtime: Runtime, caller: Caller, model: str, messages
     hooks do not let them on."""
     guarding = runtime.guarding
     assert guarding is not None, "nobody asks where there are no hooks"
-    from callgate.guardrails.hook import Blocked
+    with _blocked_is_refused():
+        return await guarding.messages(model, caller, messages)
+
+
+@contextmanager
+def _blocked_is_refused() -> Iterator[None]:
+    from callgate.guardrails.hook import Blocked  # imported where there are any
 
     try:
-        return await guarding.messages(model, caller, messages)
+        yield
     except Blocked as blocked:
         raise blocked_request(blocked) from None
 
