@@ -9,6 +9,7 @@ again with new processes.
     python bench/compare.py                      this tree against the reference commit
     python bench/compare.py --to 1649832         against another one
     python bench/compare.py --of f84a301         a commit instead of this tree
+    python bench/compare.py --python PATH        this tree with another Python, against this one
     python bench/compare.py --only turn          some kinds of request, by a part of their name
     python bench/compare.py --all                all kinds of request
 
@@ -80,6 +81,11 @@ class Tree:
 
 def working_tree() -> Tree:
     return Tree("this tree", ROOT, sys.executable)
+
+
+def with_python(python: str) -> Tree:
+    """This tree, with the Python of another environment that has the same packages."""
+    return Tree(python, ROOT, python)
 
 
 def tree_of(commit: str) -> Tree:
@@ -276,6 +282,7 @@ if __name__ == "__main__":
     reader.add_argument("--all", action="store_true", help="all kinds of request, not only those that CI compares")
     reader.add_argument("--to", default=REFERENCE, help="the commit to compare with")
     reader.add_argument("--of", help="a commit to compare instead of this tree")
+    reader.add_argument("--python", help="a Python of an environment with Callgate's packages, to compare with this one")
     options = reader.parse_args()
     if sys.platform != "linux":
         print("NOT COMPARED: the CPU clocks of other processes are read as Linux has them.")
@@ -286,5 +293,7 @@ if __name__ == "__main__":
         for name in [*(work.name for work in WORKS), START]
         if (options.all or name in COMPARED or name == START) and re.search(options.only, name)
     ]
+    if options.python:
+        sys.exit(main(chosen, with_python(options.python), working_tree()))
     measured_tree = tree_of(options.of) if options.of else working_tree()
     sys.exit(main(chosen, measured_tree, tree_of(options.to)))
