@@ -282,7 +282,7 @@ if __name__ == "__main__":
     reader.add_argument("--all", action="store_true", help="all kinds of request, not only those that CI compares")
     reader.add_argument("--to", default=REFERENCE, help="the commit to compare with")
     reader.add_argument("--of", help="a commit to compare instead of this tree")
-    reader.add_argument("--python", help="a Python of an environment with Callgate's packages, to compare with this one")
+    reader.add_argument("--python", help="a Python that has the same packages, to compare with this one")
     options = reader.parse_args()
     if sys.platform != "linux":
         print("NOT COMPARED: the CPU clocks of other processes are read as Linux has them.")
