@@ -17,6 +17,7 @@ from callgate.http.connection import ClientConnection
 from callgate.models.direct.model import PIECE, Endpoint
 from callgate.models.direct.passthrough import PassthroughModel
 from callgate.policy.litellm_settings import without_settings
+from callgate.recorder.model import RecordedModel
 from tests.models.wire import QUICK, asking, chunk, closing, raw_provider
 
 pytestmark = pytest.mark.anyio
@@ -180,6 +181,44 @@ async def test_a_handed_answer_says_what_an_iterated_one_says(model, reads, name
     assert handed == iterated
     assert none == 0
     assert count > 5
+
+
+class RecordingTexts:
+    """Records what a model says, in a dictionary."""
+
+    def __init__(self, model):
+        self.texts = {}
+        self._model = model
+        self._recorded = RecordedModel(self, self, 0, (), 1000)
+
+    name = "m"
+
+    def keep_text(self, part, text):
+        self.texts[part] = text
+
+    def record(self, request):
+        return self._recorded.send(request)
+
+    def send(self, request, attempts=None):
+        return self._model.send(request)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "waiting"])
+async def test_what_is_handed_on_of_a_recorded_answer_is_recorded(model, reads, waits):
+    async with raw_provider(serve_framed(STREAMS["words"], reads)) as server:
+        recording = RecordingTexts(model(server))
+        WHO.set("the asking task")
+        taker = Taker(waits=waits)
+        with contextlib.suppress(BrokenOff):
+            async with recording.record(asking()) as answer:
+                batches = aiter(answer)
+                await taker.take(await anext(batches))
+                answer.hand_to(taker.take_handed)
+                async for events in batches:
+                    await taker.take(events)
+    said = "".join(event.text for event in taker.events if type(event) is TextDelta)
+    assert taker.handed > 5
+    assert recording.texts["turn.0.text"] == said == "".join(f"word {number} " for number in range(12))
 
 
 async def test_what_fails_while_it_is_handed_on_is_raised_by_the_iteration(model, reads):

@@ -1,7 +1,8 @@
 """Wraps a model, and records its requests and answers, for runs with stored texts."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
 from typing import Final, Protocol
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
-from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, TurnModel, hand_nothing
+from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, TakeEvents, TurnModel
 
 MASKED_BEYOND: Final = 16 * 1024
 """Characters beyond the kept ones that are searched for secrets: no secret is longer."""
@@ -169,19 +170,27 @@ class _RecordedAnswer:
     def lane(self) -> str:
         return self._inner.lane
 
-    hand_to = hand_nothing
+    def hand_to(self, take: TakeEvents) -> None:
+        self._inner.hand_to(partial(self._collect_and_hand, take))
 
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]:
         return self
 
     async def __anext__(self) -> Sequence[ModelEvent]:
         events: Sequence[ModelEvent] = await self._batches.__anext__()
+        self._collect(events)
+        return events
+
+    def _collect_and_hand(self, take: TakeEvents, events: Sequence[ModelEvent]) -> Awaitable[None]:
+        self._collect(events)
+        return take(events)
+
+    def _collect(self, events: Sequence[ModelEvent]) -> None:
         pieces_of = self._pieces_of
         for event in events:
             if (pieces := pieces_of.get(type(event))) is not None:
                 assert isinstance(event, _SAID), "a text or reasoning"
                 pieces.append(event.text)
-        return events
 
 
 def part_of(choice: int, part: str) -> str:
