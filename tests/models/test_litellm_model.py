@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import typing_extensions
+from msgspec.structs import replace
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ProviderError
@@ -276,6 +277,37 @@ async def test_a_provider_with_a_shape_of_its_own_is_reached():
     assert [event.name for event in found if isinstance(event, CallWritten)] == ["t"]
     assert server.requests[0].body["top_k"] == 3
     assert "odd_thing" not in server.requests[0].body
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_litellm_knows_of_a_model_is_not_asked_for_each_request(litellm, monkeypatch, stream):
+    """Its look at a model takes as long as a fifth of the request."""
+
+    def counting(name, looked_up):
+        def look_up(*arguments, **named):
+            if sys._getframe(1).f_globals["__name__"].startswith("callgate."):
+                looks.append(name)
+            return looked_up(*arguments, **named)
+
+        return look_up
+
+    looks: list[str] = []
+    for name in ("get_supported_openai_params", "get_llm_provider"):
+        monkeypatch.setattr(litellm, name, counting(name, getattr(litellm, name)))
+    left_out: list[str] = []
+    request = replace(asking(stream=stream, metadata={"a": "b"}), leave_out=left_out.append)
+    async with raw_provider(sending(OPENING, HELLO, ENDING) if stream else whole(CLAUDES_ANSWER)) as server:
+        model = claude_at(server)
+        for _ in range(3):
+            await events(model, request)
+    assert looks == ["get_llm_provider"]
+    assert left_out == ["metadata"] * 3
+
+
+CLAUDES_ANSWER = {
+    "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x", "stop_reason": "end_turn",
+    "content": [{"type": "text", "text": "Hm."}], "usage": {"input_tokens": 3, "output_tokens": 2},
+}  # fmt: skip
 
 
 def named_event(kind, **data):

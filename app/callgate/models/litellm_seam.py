@@ -25,7 +25,7 @@ class Inside(msgspec.Struct, frozen=True):
 
     def get(self) -> Any:
         """Import it, which loads litellm."""
-        value: Any = importlib.import_module(self.module)
+        value: Any = sys.modules.get(self.module) or importlib.import_module(self.module)
         for name in self.path.split("."):
             value = getattr(value, name)
         return value

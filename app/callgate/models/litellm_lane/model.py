@@ -76,6 +76,8 @@ class LiteLLMModel:
         self._trusts_litellm = trusts_litellm
         self._parsers = parsers or ParserPool()
         self._has_warned = False
+        self._takes_extra_body: bool | None = None
+        """Asked of litellm once: an entry's provider stays what it is."""
         self._in_bodies = secrets_in(msgspec.json.encode(settings.arguments, enc_hook=str))
 
     @asynccontextmanager
@@ -196,7 +198,7 @@ class LiteLLMModel:
         if any(message.get("role") == "developer" and message.get("name") for message in messages):
             request.leave_out("messages.name")  # litellm makes a system message of it, without a name
         own = self._settings.arguments
-        supported = supported_params(litellm, own)
+        supported = partial(supported_params, litellm, own)
         wire = resolve.wire_of(own)
         for name in left_out_by_litellm(request, resolve.provider_of(own), wire, messages, supported):
             request.leave_out(name)
@@ -224,7 +226,9 @@ class LiteLLMModel:
         if request.stream and self._settings.include_usage:
             arguments["stream_options"] = {"include_usage": True}
         extras = {name: decoded(value) for name, value in beside.items()}
-        if _takes_extra_body(litellm, own):
+        if self._takes_extra_body is None:
+            self._takes_extra_body = _takes_extra_body(litellm, own)
+        if self._takes_extra_body:
             arguments["extra_body"] = {**(own.get("extra_body") or {}), **extras}
         else:
             arguments |= {name: value for name, value in extras.items() if name in COMMON_EXTRAS}

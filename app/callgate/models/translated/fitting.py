@@ -1,7 +1,7 @@
 """Fits a request to what a provider's own wire has: what it has no place for is noted, or refused where it cannot be left out."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -100,9 +100,7 @@ def fitted(
     settings."""
     messages = [copy.deepcopy(without_items(decoded(message))) for message in request.messages]
     if request.leave_out is not tell_nobody:
-        supported: Sequence[str] = ()
-        if "user" in request.params:
-            supported = supported_params(litellm, arguments)
+        supported = partial(supported_params, litellm, arguments)
         for name in unplaced.left_out_by_litellm(request, provider, wire, messages, supported):
             request.leave_out(name)
     if wire not in OWN_WIRES:
