@@ -9,15 +9,19 @@ import msgspec
 import pytest
 
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import Passed, TextDelta
+from callgate.conversation.events import ModelOutput, Passed, TextDelta
 from callgate.conversation.listeners import NOTHING
+from callgate.conversation.loop import converse
 from callgate.conversation.ports import Passthrough
 from callgate.http.client import HttpClient
 from callgate.http.connection import ClientConnection
 from callgate.models.direct.model import PIECE, Endpoint
 from callgate.models.direct.passthrough import PassthroughModel
 from callgate.policy.litellm_settings import without_settings
-from callgate.recorder.model import RecordedModel
+from callgate.recorder.recording import RunRecording
+from callgate.records.policy import RecordPolicy
+from callgate.records.row import RunRow
+from tests.fakes import ScriptedToolbox
 from tests.models.wire import QUICK, asking, chunk, closing, raw_provider
 
 pytestmark = pytest.mark.anyio
@@ -183,21 +187,13 @@ async def test_a_handed_answer_says_what_an_iterated_one_says(model, reads, name
     assert count > 5
 
 
-class RecordingTexts:
-    """Records what a model says, in a dictionary."""
-
-    def __init__(self, model):
-        self.texts = {}
-        self._model = model
-        self._recorded = RecordedModel(self, self, 0, (), 1000)
+class AskedOnce:
+    """A model, as the loop asks it."""
 
     name = "m"
 
-    def keep_text(self, part, text):
-        self.texts[part] = text
-
-    def record(self, request):
-        return self._recorded.send(request)
+    def __init__(self, model):
+        self._model = model
 
     def send(self, request, attempts=None):
         return self._model.send(request)
@@ -205,19 +201,23 @@ class RecordingTexts:
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "waiting"])
 async def test_what_is_handed_on_of_a_recorded_answer_is_recorded(model, reads, waits):
+    recording = RunRecording(RunRow("run_1", 1.0), RecordPolicy(content_bytes=1000), str)
+    taker = Taker(waits=waits)
+
+    def emit(event):
+        return taker.take(event.events if type(event) is ModelOutput else ())
+
     async with raw_provider(serve_framed(STREAMS["words"], reads)) as server:
-        recording = RecordingTexts(model(server))
         WHO.set("the asking task")
-        taker = Taker(waits=waits)
-        with contextlib.suppress(BrokenOff):
-            async with recording.record(asking()) as answer:
-                batches = aiter(answer)
-                await taker.take(await anext(batches))
-                answer.hand_to(taker.take_handed)
-                async for events in batches:
-                    await taker.take(events)
+        await converse(
+            asking(),
+            AskedOnce(model(server)),
+            ScriptedToolbox(),
+            emit,
+            new_id=str,
+            texts=recording.turn_texts(0, ()),
+        )
     said = "".join(event.text for event in taker.events if type(event) is TextDelta)
-    assert taker.handed > 5
     assert recording.texts["turn.0.text"] == said == "".join(f"word {number} " for number in range(12))
 
 

@@ -35,7 +35,7 @@ from callgate.recorder.ended_run import EndedRun
 from callgate.recorder.events import Mask
 from callgate.recorder.newest_runs import IN_MEMORY, IN_MEMORY_BYTES
 from callgate.recorder.recorder import Recorder
-from callgate.recorder.recording import ENCODED_AT_ONCE, EventsListener, RunRecording, TextsListener
+from callgate.recorder.recording import ENCODED_AT_ONCE, EventsListener, RunRecording
 from callgate.recorder.run_filter import RunFilter
 from callgate.recorder.store import FILE, RunStore, StoreDamaged, StoreUnusable
 from callgate.recorder.usage import day_of
@@ -81,8 +81,6 @@ def recorded(recorder: Recorder, id: str = "run_1", policy: RecordPolicy = EVERY
 
 def note(recording: RunRecording, event: ChatEvent) -> None:
     """As `emit_to_listeners` does."""
-    if recording.has_texts:
-        TextsListener(_recording=recording, _choice=0).handle(event)
     recording.note(0, event)
 
 

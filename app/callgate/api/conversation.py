@@ -37,7 +37,7 @@ from callgate.conversation.ids import new_id
 from callgate.conversation.listeners import WITH_TURNS, WITHOUT_TURNS, Handlers, Listener, emit_to_listeners, handles
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.passed_answer import BegunModel, passed_answer_fast
-from callgate.conversation.ports import Emit, Message, ModelRequest, Toolbox, TurnModel, emit_nothing
+from callgate.conversation.ports import Emit, Message, ModelRequest, Toolbox, TurnModel, TurnTexts, emit_nothing
 from callgate.conversation.turn_recovery import Recovery
 from callgate.policy.judge import names_hosted
 from callgate.records.ports import Recording, RunTrace
@@ -236,9 +236,10 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             model = guard.model(model)
         # Read once: to part a long history takes as long as all else that is done with it.
         history: Sequence[Message] | None = None
+        texts: TurnTexts | None = None
         if self.recording is not None and self.recording.policy.content_bytes is not None:
             history = request.read_history()
-            model = self.recording.wrap_model(model, choice, history)
+            texts = self.recording.turn_texts(choice, history)
         for listed in self.lists:
             await emit_to_listeners(listeners, emit)(listed)
         try:
@@ -252,9 +253,10 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
                     emit_to_listeners(listeners, emit),
                     new_id=new_call_id,
                     rules=rules,
+                    texts=texts,
                 )
             else:
-                ending = await self._with_tools(choice, model, history, listeners, emit, rules, guard)
+                ending = await self._with_tools(choice, model, history, texts, listeners, emit, rules, guard)
         except SeparateChoices:
             raise  # nothing has happened yet
         except BaseException as failure:
@@ -280,8 +282,6 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             listeners.append(recording.events_listener(choice))
         listeners.append(self.diagnoses[choice])
         listeners += self.runtime.listeners(self.route.name, self.run_id, self.caller)
-        if recording is not None and recording.policy.content_bytes is not None:
-            listeners.append(recording.texts_listener(choice))
         if self._meter is not None:
             listeners.append(self._meter.tally(answers))
         return listeners
@@ -302,6 +302,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         choice: int,
         model: TurnModel,
         history: Sequence[Message] | None,
+        texts: TurnTexts | None,
         listeners: list[Listener],
         emit: Emit,
         rules: Rules,
@@ -373,6 +374,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             format_with_tools=setup.format_with_tools,
             context=context,
             judge=None if guard is None else guard.judge,
+            texts=texts,
         )
 
     async def _set_up(

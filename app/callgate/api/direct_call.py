@@ -78,8 +78,6 @@ class DirectCall:
                 WriteNote(_context=self._context),
                 runtime.log_listener(self._run_id),
             ]
-            if recording.policy.content_bytes is not None:
-                listeners.append(recording.texts_listener(0))
             await within(self._carried_out(listeners, emit))
             state = ""
         except ClientDisconnected:

@@ -41,7 +41,7 @@ from callgate.conversation.events import (
 from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.listeners import NOTHING
 from callgate.conversation.model_requests import as_model_request
-from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
+from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel, TurnTexts
 from callgate.conversation.response_items import ITEMS, run_by_provider, thoughts_in
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder, TurnJudge
@@ -110,13 +110,14 @@ def converse(
     format_with_tools: bool = True,
     context: ContextKeeper | None = None,
     judge: TurnJudge | None = None,
+    texts: TurnTexts | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Coroutine[Any, Any, Ending]:
     """Run a chat from the client's request to its ending, and emit its events.
 
     `format_with_tools`: whether the model takes a `response_format` beside tools. If not, its text in turns with tools is
     not the answer, which is requested in one more turn without tools. `context`: edits the history before each turn. `judge`:
-    judges the calls of each.
+    judges the calls of each. `texts`: keeps what the model is sent and says.
     """
     messages = () if type(request) is Passthrough else request.messages
     conversation = _Conversation(request, model, toolbox, emit, new_id, rules, clock, Transcript(messages, sees_images))
@@ -126,6 +127,8 @@ def converse(
         conversation.context = context
     if judge is not None:
         conversation.judge = judge
+    if texts is not None:
+        conversation.texts = texts
     return conversation.run()
 
 
@@ -143,6 +146,12 @@ class _TurnReading(msgspec.Struct, eq=False, kw_only=True):
     first_seconds: float = 0.0
     """Seconds from the beginning of the turn until the first content, failed attempts and waits included."""
     reason_is_raw: bool = True
+
+    def said(self) -> tuple[str, str]:
+        """Return the text and the reasoning that were read; of an answer that is passed on there is none."""
+        if self.building is None:
+            return "", ""
+        return self.building.said()
 
     def take(self, events: Sequence[ModelEvent]) -> Awaitable[None]:
         """Take a batch, and emit it; the caller awaits that. No coroutine, because every chunk goes through here."""
@@ -196,6 +205,7 @@ class _Conversation(msgspec.Struct):
     """The `response_format` is withheld because tools are offered."""
     context: ContextKeeper | None = None
     judge: TurnJudge | None = None
+    texts: TurnTexts | None = None
     summaries: int = 0
     """Turns that summarized the conversation."""
     summary_usages: frozenset[int] = frozenset()
@@ -381,6 +391,9 @@ class _Conversation(msgspec.Struct):
     ) -> _TurnReading:
         """Read one answer of the model, and emit it while it comes."""
         reading = _TurnReading(_conversation=self, _may_pass=type(request) is Passthrough, _is_emitted=is_emitted)
+        texts = self.texts
+        if texts is not None:
+            request = texts.begin(request)
         try:
             async with self.model.send(request, attempts) as answer:
                 reading.lane = answer.lane
@@ -395,6 +408,9 @@ class _Conversation(msgspec.Struct):
                 reading.end = StreamEnd.ERROR
             else:
                 reading.end = StreamEnd.EOF
+        finally:
+            if texts is not None:
+                texts.end(*reading.said())
         return reading
 
     def _count(self, turn: Turn, *, is_summary: bool) -> None:

@@ -198,6 +198,18 @@ class TurnModel(Protocol):
         ...
 
 
+class TurnTexts(Protocol):
+    """Keeps what a model is sent and says, for whoever looks at the chat afterwards."""
+
+    def begin(self, request: ModelRequest | Passthrough) -> ModelRequest | Passthrough:
+        """Take a request that is about to be sent, and return it as it is sent. It may be sent again in the same turn."""
+        ...
+
+    def end(self, text: str, reasoning: str) -> None:
+        """Take what the answer said, as far as it came."""
+        ...
+
+
 class Plan(msgspec.Struct, frozen=True, gc=False):
     """The destination of each settled call of a turn. Each call is in exactly one of the lists."""
 

@@ -232,6 +232,13 @@ class TurnBuilder:
             case _:
                 raise TypeError(f"an answer that is read has no {type(event).__name__}")
 
+    def said(self) -> tuple[str, str]:
+        """Return the text and the reasoning so far, as they came."""
+        reasoning = ""
+        if self._reasoning:
+            reasoning = "".join(piece for pieces in self._reasoning.values() for piece in pieces)
+        return "".join(self._texts), reasoning
+
     def is_large(self) -> bool:
         """True if parsing the arguments may block the event loop noticeably."""
         return self._calls.size() > LARGE or bool(self._extra_fields)

@@ -33,8 +33,8 @@ from callgate.conversation.events import (
 from callgate.conversation.prices import NANO
 from callgate.conversation.usage import COLUMNS, MOST_TOKENS, TokenCounts, Usage
 from callgate.recorder.hours import HourNote
-from callgate.recorder.model import MASKED_BEYOND
 from callgate.recorder.stored_event import StoredEvent, StoredFacts, run_event
+from callgate.recorder.turn_texts import MASKED_BEYOND
 from callgate.records.ports import PriceOf
 from callgate.records.row import NAME_CHARACTERS, RunEvent, RunRow
 

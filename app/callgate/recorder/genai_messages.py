@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from callgate.recorder.model import part_of
+from callgate.recorder.turn_texts import part_of
 from callgate.records.row import RECORDED_TEXT, RecordedRun
 from callgate.untrusted.doors import TooMuch, open_text
 from callgate.untrusted.readers import read_value

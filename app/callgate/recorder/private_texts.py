@@ -8,8 +8,8 @@ import msgspec
 
 from callgate.recorder.ended_run import ROW_WEIGHT, EndedRun, ended_run
 from callgate.recorder.events import Mask
-from callgate.recorder.model import MASKED_BEYOND
 from callgate.recorder.stored_event import StoredEvent, decode_events
+from callgate.recorder.turn_texts import MASKED_BEYOND
 from callgate.records.policy import RecordPolicy
 from callgate.records.row import RECORDED_TEXT, Kept, RunRow, wire_turn
 from callgate.untrusted.doors import TooMuch, open_text

@@ -6,17 +6,17 @@ from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
-from callgate.calls.states import ReadyCall
-from callgate.conversation.events import CallEnded, CallProgress, ChatEvent, TurnEnded
+from callgate.calls.states import Call, ReadyCall
+from callgate.conversation.events import CallEnded, CallProgress, ChatEvent, TurnAccount, TurnEnded
 from callgate.conversation.listeners import Handlers, Listener, handles
-from callgate.conversation.ports import Message, TurnModel
+from callgate.conversation.ports import Message
 from callgate.http.trace_context import Trace
 from callgate.recorder.backlog import Backlog
 from callgate.recorder.ended_run import ROW_WEIGHT, EndedRun, encode, ended_run
 from callgate.recorder.events import RECORDED, Happened, Mask, read_events
 from callgate.recorder.hours import HourNote
-from callgate.recorder.model import RecordedModel, part_of
 from callgate.recorder.private_texts import PrivateTexts, question_in, shown_question, weight_of_texts, with_texts
+from callgate.recorder.turn_texts import MASKED_BEYOND, KeptTurns, part_of
 from callgate.records.policy import RecordPolicy
 from callgate.records.ports import PriceOf, no_price
 from callgate.records.row import Kept, RecordedRun, RunRow
@@ -77,19 +77,16 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         for backlog in self.followers:
             backlog.put(happened, weight)
 
-    def wrap_model(self, model: TurnModel, choice: int, history: Sequence[Message]) -> TurnModel:
-        """Wrap the model of one choice, so that its texts are recorded. Only for runs whose texts are kept."""
+    def turn_texts(self, choice: int, history: Sequence[Message]) -> KeptTurns:
+        """Return what keeps the texts of one choice's turns. `history`: the client's messages. Only for runs whose texts are kept."""
         policy = self.policy
         assert policy.content_bytes is not None, "this run keeps no texts"
-        return RecordedModel(model, self, choice, history, policy.content_bytes, wire=policy.wire != "off")
+        most = policy.content_bytes + MASKED_BEYOND
+        return KeptTurns(_texts=self, _choice=choice, _known=history, _most=most, _wire=policy.wire != "off")
 
     def events_listener(self, choice: int) -> Listener:
         """Return the listener that records the events of one choice."""
         return EventsListener(_recording=self, _choice=choice)
-
-    def texts_listener(self, choice: int) -> Listener:
-        """Return the listener that keeps the arguments and results of one choice's calls."""
-        return TextsListener(_recording=self, _choice=choice)
 
     def keep_text(self, part: str, text: str) -> None:
         """Keep a text, if the policy keeps texts."""
@@ -102,9 +99,7 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
             return self.ended.weight()
         weight = ROW_WEIGHT + EVENT_WEIGHT * len(self.happened)
         weight += sum(map(len, self.texts.values()))
-        if self.policy.content_bytes is None:
-            weight += sum(_texts_length(event) for _, _, event in self.happened)
-        return weight
+        return weight + self._calls_length()
 
     def row_now(self) -> RunRow:
         """Return its row without processing its texts: lists of runs have to be fast. Thread-safe."""
@@ -131,8 +126,32 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
             return False
         if self.policy.content_bytes is None:
             return True
-        is_kept_as_it_came = self.policy.private_to and weight_of_texts(self.texts) <= KEPT_AS_IT_CAME
-        return bool(is_kept_as_it_came) and not self._tells_texts()
+        if not self.policy.private_to or self._tells_texts():
+            return False
+        return weight_of_texts(self.texts) + self._calls_length() <= KEPT_AS_IT_CAME
+
+    def all_texts(self) -> dict[str, str]:
+        """Return the texts that are kept until now, with the arguments and results of calls, which its events have."""
+        texts = dict(self.texts)
+        if self.policy.content_bytes is None:
+            return texts
+        for _, choice, event in self.happened:
+            if type(event) is TurnEnded:
+                for call in calls_of(event.answer):
+                    _keep(texts, choice, f"call.{call.id}.arguments", call.text)
+                    if isinstance(call, ReadyCall) and call.findings:
+                        _keep(texts, choice, f"call.{call.id}.read", msgspec.json.encode(call.arguments).decode())
+            elif type(event) is CallEnded:
+                _keep(texts, choice, f"call.{event.call.id}.result", event.outcome.text)
+        return texts
+
+    def _calls_length(self) -> int:
+        """Return how long the texts of its calls are."""
+        length = 0
+        for _, _, event in self.happened:  # a generator would take twice as long
+            if type(event) is CallEnded or type(event) is TurnEnded:
+                length += _texts_length(event)
+        return length
 
     def encode(self) -> tuple[EndedRun, list[HourNote]]:
         """Set `ended`, with the texts masked and cut where they may be written, and forget what it was made from. Returns it with what
@@ -145,8 +164,9 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
             self.ended.private_to = self.policy.private_to
             self.ended.private = self._private_texts(self.ended)
         else:
-            reader.row.question = shown_question(question_in(self.texts), self.mask)
-            self.ended = with_texts(reader.row, reader.events, self.texts, self.policy, self.mask)
+            texts = self.all_texts()
+            reader.row.question = shown_question(question_in(texts), self.mask)
+            self.ended = with_texts(reader.row, reader.events, texts, self.policy, self.mask)
         # New objects: readers in other threads still iterate over the old ones.
         self.happened = []
         self.texts = {}
@@ -158,9 +178,10 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         if self._tells_texts():
             reader = read_events(_WithTexts(self.mask, self.price, self.began), self.row, self.happened)
             events = encode(reader.events)
-        size = weight_of_texts(self.texts)
+        texts = self.all_texts()
+        size = weight_of_texts(texts)
         private = PrivateTexts(
-            row=ended.row, events=events, texts=self.texts, texts_bytes=size, policy=self.policy, mask=self.mask
+            row=ended.row, events=events, texts=texts, texts_bytes=size, policy=self.policy, mask=self.mask
         )
         if size > KEPT_AS_IT_CAME:
             return private.cut_now()
@@ -190,12 +211,26 @@ def weight_of(happened: Happened) -> int:
 
 def _texts_length(event: ChatEvent) -> int:
     """Return how long the texts are that an event holds until it is encoded."""
-    if isinstance(event, CallEnded):
+    if type(event) is CallEnded:
         return len(event.outcome.text)
-    if isinstance(event, TurnEnded):
-        answer = event.answer
-        return sum(len(call.text) for call in (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed))
+    if type(event) is TurnEnded and has_calls(event.answer):
+        return sum(len(call.text) for call in calls_of(event.answer))
     return 0
+
+
+def has_calls(answer: TurnAccount) -> bool:
+    """Return whether a model made any calls in a turn."""
+    return bool(answer.run or answer.handed_back or answer.broken or answer.postponed)
+
+
+def calls_of(answer: TurnAccount) -> tuple[Call, ...]:
+    """Return all calls of a turn."""
+    return (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed)
+
+
+def _keep(texts: dict[str, str], choice: int, part: str, text: str) -> None:
+    if text:
+        texts[part_of(choice, part)] = text
 
 
 class EventsListener(Listener, msgspec.Struct, eq=False, gc=False, kw_only=True):
@@ -213,26 +248,3 @@ class EventsListener(Listener, msgspec.Struct, eq=False, gc=False, kw_only=True)
         recording.happened.append((monotonic(), self._choice, event))
         if recording.followers:
             recording.notify_followers()
-
-
-class TextsListener(Listener, msgspec.Struct, eq=False, gc=False, kw_only=True):
-    """Keeps the arguments and results of one choice's calls."""
-
-    _recording: RunRecording
-    _choice: int
-
-    handlers: ClassVar[Handlers] = {}
-
-    @handles(handlers, TurnEnded)
-    def _turn_ended(self, event: TurnEnded) -> None:
-        answer = event.answer
-        keep = self._recording.keep_text
-        for call in (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed):
-            keep(part_of(self._choice, f"call.{call.id}.arguments"), call.text)
-            if isinstance(call, ReadyCall) and call.findings:
-                repaired_text = msgspec.json.encode(call.arguments).decode()
-                keep(part_of(self._choice, f"call.{call.id}.read"), repaired_text)
-
-    @handles(handlers, CallEnded)
-    def _call_ended(self, event: CallEnded) -> None:
-        self._recording.keep_text(part_of(self._choice, f"call.{event.call.id}.result"), event.outcome.text)

@@ -11,7 +11,7 @@ from callgate.conversation.usage import COUNTS, Usage
 from callgate.http.trace_context import Trace, span_id_for, trace_id_for
 from callgate.models.providers import span_name_of
 from callgate.recorder.genai_messages import message_attributes
-from callgate.recorder.model import part_of
+from callgate.recorder.turn_texts import part_of
 from callgate.records.row import RecordedRun, RunEvent
 
 Attributes: TypeAlias = Mapping[str, Any]

@@ -22,7 +22,7 @@ from callgate.conversation.events import (
 )
 from callgate.recorder.events import RECORDED, Mask, run_events
 from callgate.recorder.private_texts import kept_texts
-from callgate.recorder.recording import RunRecording, TextsListener
+from callgate.recorder.recording import RunRecording
 from callgate.records.policy import RecordPolicy
 from callgate.records.ports import ChunkStream, PriceOf, no_price
 from callgate.records.row import RunEvent, RunRow
@@ -40,7 +40,6 @@ class TraceWriter:
         self._inner = inner
         self._mask = mask
         self._recording = RunRecording(row, RecordPolicy(content_bytes=RESULT_BYTES), mask, price)
-        self._texts = TextsListener(_recording=self._recording, _choice=0)
         self._held: list[RunEvent] = []
         """The events before the first content, until which an error can have its own status."""
         self._is_open = False
@@ -76,9 +75,8 @@ class TraceWriter:
             return
         if not isinstance(event, RECORDED):
             return
-        self._texts.handle(event)
         recording.note(0, event)
-        texts, _ = kept_texts(recording.texts, RESULT_BYTES, self._mask)
+        texts, _ = kept_texts(recording.all_texts(), RESULT_BYTES, self._mask)
         for run_event in run_events(recording, recording.happened):
             facts = dict(run_event.facts)
             if run_event.kind == "turn_ended":
@@ -91,7 +89,6 @@ class TraceWriter:
                     facts["images"] = images
             yield msgspec.structs.replace(run_event, facts=facts)
         recording.happened.clear()
-        recording.texts.clear()
 
     def _output(self, output: ModelOutput, at: float) -> Iterator[RunEvent]:
         characters = 0

@@ -11,7 +11,7 @@ from callgate.config.schema.whole import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEvent
 from callgate.conversation.listeners import Handlers, Listener
-from callgate.conversation.ports import Message, TurnModel
+from callgate.conversation.ports import Message, ModelRequest, Passthrough, TurnTexts
 from callgate.http.trace_context import Trace
 from callgate.records.policy import NOT_KEPT, RecordPolicy
 from callgate.records.ports import ChunkStream, PriceOf, no_price
@@ -26,6 +26,19 @@ class DeafListener(Listener):
 
 
 DEAF: Final = DeafListener()
+
+
+class UnkeptTexts:
+    """Keeps nothing of what a model is sent and says."""
+
+    def begin(self, request: ModelRequest | Passthrough) -> ModelRequest | Passthrough:
+        return request
+
+    def end(self, text: str, reasoning: str) -> None:
+        """Forget what the answer said."""
+
+
+UNKEPT_TEXTS: Final = UnkeptTexts()
 
 
 class UnkeptRecording(msgspec.Struct, eq=False, gc=False):
@@ -43,13 +56,10 @@ class UnkeptRecording(msgspec.Struct, eq=False, gc=False):
     def note_earlier(self, seconds: float, choice: int, event: ChatEvent) -> None:
         """Forget the event."""
 
-    def wrap_model(self, model: TurnModel, choice: int, history: Sequence[Message]) -> TurnModel:
-        return model
+    def turn_texts(self, choice: int, history: Sequence[Message]) -> TurnTexts:
+        return UNKEPT_TEXTS
 
     def events_listener(self, choice: int) -> Listener:
-        return DEAF
-
-    def texts_listener(self, choice: int) -> Listener:
         return DEAF
 
     def keep_text(self, part: str, text: str) -> None:

@@ -7,7 +7,7 @@ from callgate.config.schema.whole import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEvent, Responder
 from callgate.conversation.listeners import Listener
-from callgate.conversation.ports import Message, TurnModel
+from callgate.conversation.ports import Message, TurnTexts
 from callgate.conversation.prices import Price
 from callgate.http.trace_context import Parent, Trace
 from callgate.records.policy import RecordPolicy
@@ -40,16 +40,12 @@ class Recording(Protocol):
         """Record an event that happened so many seconds after the run began."""
         ...
 
-    def wrap_model(self, model: TurnModel, choice: int, history: Sequence[Message]) -> TurnModel:
-        """Wrap the model of one choice, so that its texts are recorded. Only for runs whose texts are kept."""
+    def turn_texts(self, choice: int, history: Sequence[Message]) -> TurnTexts:
+        """Return what keeps the texts of one choice's turns. `history`: the client's messages. Only for runs whose texts are kept."""
         ...
 
     def events_listener(self, choice: int) -> Listener:
         """Return the listener that records the events of one choice."""
-        ...
-
-    def texts_listener(self, choice: int) -> Listener:
-        """Return the listener that keeps the arguments and results of one choice's calls."""
         ...
 
     def keep_text(self, part: str, text: str) -> None:
