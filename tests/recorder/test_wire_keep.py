@@ -16,7 +16,7 @@ from callgate.recorder.store import FILE, RunStore
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
-from tests.scripted_upstream import Call, Reply, Upstream
+from tests.scripted_upstream import Call, ErrorEvent, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -89,3 +89,24 @@ async def test_all_choices_have_theirs_and_all_lose_them_where_nothing_was_odd(
     assert len(bodies) == 2
     assert "choice.1.turn.1.text" in content
     assert [part for part in content if "wire." in part] == []
+
+
+async def test_text_of_an_answer_that_broke_off_is_not_that_of_the_one_that_came_instead(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    broken_off = Reply(text="planted beginning of an answer", fault=ErrorEvent(after=4))
+    script = [broken_off, Reply(calls=[Call("add", {"a": 2, "b": 3})]), Reply(text='{"sum": 5}')]
+    upstream.script("m", script)
+    asked = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "what is 2 + 3?"}],
+        "response_format": {"type": "json_object"},
+        "stream": True,
+    }
+    async with served_with_wire(upstream, tmp_path) as client:
+        run = (await client.post("/v1/chat/completions", json=asked)).headers["x-callgate-run"]
+        content = (await client.get(f"/v1/runs/{run}?content=1")).json()["content"]
+
+    assert "planted" in content["wire.0.0"]
+    assert "turn.0.text" not in content
+    assert content["turn.1.text"] == '{"sum": 5}'

@@ -89,9 +89,13 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         return EventsListener(_recording=self, _choice=choice)
 
     def keep_text(self, part: str, text: str) -> None:
-        """Keep a text, if the policy keeps texts."""
-        if self.policy.content_bytes is not None and text:
+        """Keep a text in place of the last one of this name, if the policy keeps texts. An empty text is none."""
+        if self.policy.content_bytes is None:
+            return
+        if text:
             self.texts[part] = text
+        else:
+            self.texts.pop(part, None)
 
     def weight(self) -> int:
         """Return about how many bytes it takes in memory while it waits to be written."""

@@ -19,7 +19,7 @@ encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class TextStore(Protocol):
-    """Keeps texts by the name of their part."""
+    """Keeps texts by the name of their part. A text takes the place of the last one of its name, and an empty one leaves it empty."""
 
     def keep_text(self, part: str, text: str) -> None: ...
 
@@ -43,10 +43,12 @@ class KeptTurns(msgspec.Struct, eq=False, kw_only=True):
     _answers: int = 0
     _bodies: list[bytearray] = []
     _last: ModelRequest | Passthrough | None = None
+    _is_again: bool = False
 
     def begin(self, request: ModelRequest | Passthrough) -> ModelRequest | Passthrough:
         """Keep a request that is about to be sent; return it as it is sent."""
-        if request is not self._last:  # otherwise a retry in the same turn
+        self._is_again = request is self._last  # a retry in the same turn
+        if not self._is_again:
             self._turn += 1
             self._answers = 0
             self._last = request
@@ -58,9 +60,9 @@ class KeptTurns(msgspec.Struct, eq=False, kw_only=True):
 
     def end(self, text: str, reasoning: str) -> None:
         """Keep what an answer said, and the bodies that it came in. It replaces one that broke off."""
-        if text:
+        if text or self._is_again:
             self._keep_text(f"turn.{self._turn}.text", text)
-        if reasoning:
+        if reasoning or self._is_again:
             self._keep_text(f"turn.{self._turn}.reasoning", reasoning)
         for body in self._bodies:
             self._keep_text(f"wire.{self._turn}.{self._answers}", body.decode(errors="backslashreplace"))
