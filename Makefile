@@ -41,7 +41,7 @@ test: .venv/.dev ## run all the tests, JOBS=4 at a time, or some in one process 
 	@$(PYTEST) $(or $(ARGS),-n $(JOBS))
 
 # Tests elsewhere that report a time, and hold it to a bar only here, and property tests, which try all their examples here.
-TIMED = $(filter-out tests/chaos/% tests/server/%,$(sort $(shell grep -rlE "held_to|chaos.scale|hypothesis" tests --include="test_*.py")))
+TIMED = $(filter-out tests/chaos/% tests/server/%,$(sort $(shell grep -rlE "held_to|chaos.scale|hypothesis|cut_everywhere" tests --include="test_*.py")))
 
 chaos: .venv/.dev ## overload, drain, kill -9, soak, cancellation, bad requests, at full length, and all that is held to a time; figures in build/chaos.jsonl
 	@mkdir -p build && rm -f build/chaos.jsonl

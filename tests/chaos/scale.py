@@ -7,6 +7,7 @@ another `CALLGATE_CHAOS_SEED` for each.
 
 import json
 import os
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 LONG = os.environ.get("CALLGATE_CHAOS") == "long"
@@ -24,9 +25,15 @@ def counted(short: int, long: int) -> int:
     return max(1, round(long * SHARE)) if LONG else short
 
 
+def dealt(values: Iterable[T], among: int, place: int) -> list[T]:
+    """Every so-manyth of the values, from this place on, and all of them in a long run. Places side by side get others, so that a
+    table of formats and texts has each format and each text in every run, and all pairs in a long one."""
+    return [*values] if LONG else [*values][place % among :: among]
+
+
 def examples(long: int) -> int:
     """How many examples a property test tries: other ones in every run, and all of them in a long one."""
-    return long if LONG else max(1, long * 2 // 5)
+    return long if LONG else max(1, long // 4)
 
 
 def report(what: str, **figures: Any) -> None:

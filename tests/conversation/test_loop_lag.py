@@ -21,7 +21,7 @@ from callgate.conversation.events import (
     ModelOutput,
 )
 from callgate.conversation.loop import Rules, converse
-from tests.chaos.scale import held_to, scaled
+from tests.chaos.scale import dealt, held_to, scaled
 from tests.fakes import EchoTool, Listener, ScriptedModel, ScriptedToolbox, Step, ask_for, counter, says
 from tests.harness.loop_probe import LoopProbe
 
@@ -65,8 +65,14 @@ async def lag_of(text: str, *, named: bool) -> float:
     return probe.longest
 
 
-@pytest.mark.parametrize("named", [False, True], ids=["plain", "named each time"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [
+        pytest.param(shape, named, id=f"{shape}-{'named each time' if named else 'plain'}")
+        for place, shape in enumerate(SHAPES)
+        for named in dealt([False, True], 2, place)
+    ],
+)
 async def test_arguments_at_their_limit_do_not_hold_the_loop(shape: str, named: bool) -> None:
     text = SHAPES[shape]()
     lags = [await lag_of(text, named=named) for _ in range(TRIES)]

@@ -13,6 +13,7 @@ from typing import Any
 
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
 from callgate.text_calls.reader import reader_for
+from tests.chaos.scale import scaled
 
 TOOLS = ("get_weather", "get_time", "write_file", "search_docs", "create_ticket")
 CASES = Path(__file__).parents[1] / "corpus" / "text"
@@ -86,7 +87,9 @@ def cuts(text: str, places: Iterable[int]) -> list[str]:
 
 
 def cut_everywhere(text: str, step: int = 1) -> Iterator[list[str]]:
-    """The text in three pieces, so that it is cut once at every place, or every step, with the other cut half a text away."""
+    """The text in three pieces, so that it is cut once at every place, or every step, with the other cut half a text away. At one
+    place of five in a short run."""
+    step = scaled(5 * step, step)
     half = (len(text) + step) // (2 * step) * step
     for at in range(1, half + 1, step):
         yield cuts(text, {at, min(at + half, len(text))})

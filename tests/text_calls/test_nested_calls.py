@@ -6,6 +6,7 @@ from callgate.conversation.events import CallNotRun, CallWritten
 from callgate.text_calls.prompts import style_for
 from callgate.text_calls.reader import reader_for
 from callgate.text_calls.writers import PastCall
+from tests.chaos.scale import dealt
 from tests.text_calls.reading import batched
 from tests.text_calls.test_quoted_calls import BARE, BLOCK, CALLS, INLINE, LINES, summary
 
@@ -62,8 +63,8 @@ def runnable_calls(events):
 
 @pytest.mark.parametrize("format", MARKED)
 def test_a_call_inside_a_value_does_not_run(format):
-    for name, call in around(format):
-        for context, template in CONTEXTS.items():
+    for place, (name, call) in enumerate(around(format)):
+        for context, template in dealt(CONTEXTS.items(), 3, place):
             text = template.replace("{}", call)
             whole = events_of_pieces(format, [text])
             assert {each.name for each in runnable_calls(whole)} <= {"write_file"}, (name, context)

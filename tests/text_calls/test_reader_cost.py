@@ -5,9 +5,10 @@ import sys
 import pytest
 
 from callgate.text_calls.reader import FORMATS, TextReader, reader_for
-from tests.chaos.scale import LONG, held_to, scaled
+from tests.chaos.scale import LONG, dealt, held_to, scaled
 from tests.text_calls.reading import FLOODS, TOOLS, cpu_seconds, flood
 
+FORMAT_NAMES = sorted(FORMATS)
 LARGEST_RATIO = 3.0
 """Twice the text may take this many times as long; a reader that starts over would take four times."""
 LEAST_SECONDS = 0.02
@@ -23,17 +24,17 @@ MOST_HELD = 512
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", FLOODS)
 def test_twice_a_hostile_text_takes_about_twice_as_long(kind):
-    for format in sorted(FORMATS):
+    for format in dealt(FORMAT_NAMES, 4, [*FLOODS].index(kind)):
         twice = cpu_seconds(format, flood(kind, 2 * LARGE), step=2 * LARGE, tries=TRIES)
         if LONG and twice > LEAST_SECONDS:
             once = cpu_seconds(format, flood(kind, LARGE), step=LARGE, tries=TRIES)
             held_to(LARGEST_RATIO * once, f"twice a hostile text of {kind}, {format}, of the processor", twice)
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", FORMAT_NAMES)
 def test_a_feed_takes_as_many_steps_at_the_end_of_a_text_as_at_its_beginning(format):
     """Counted in calls and lines of Python, which no busy machine can change."""
-    for kind in FLOODS:
+    for kind in dealt(FLOODS, 4, FORMAT_NAMES.index(format)):
         text = flood(kind, 2 * SMALL)
         reader = reader_for(format, TOOLS)
         once = steps(reader, text[:SMALL])
@@ -59,10 +60,10 @@ def steps(reader, text):
     return count
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", FORMAT_NAMES)
 def test_what_waits_on_the_cursor_stays_small(format):
     """A held call is kept in pieces; the cursor itself, which is copied with every feed, holds only a mark or a head."""
-    for kind in FLOODS:
+    for kind in dealt(FLOODS, 4, FORMAT_NAMES.index(format)):
         reader = reader_for(format, TOOLS)
         assert isinstance(reader, TextReader)
         for char in flood(kind, MOST_HELD + 200):

@@ -13,7 +13,7 @@ from callgate.conversation.events import CallWritten, ReasoningDelta, TextDelta
 from callgate.conversation.turn import TurnBuilder
 from callgate.text_calls.formats import GRAMMARS
 from callgate.text_calls.reader import FORMATS, reader_for
-from tests.chaos.scale import examples
+from tests.chaos.scale import dealt, examples
 from tests.corpus.judge import Case, cases, offer_of, turn_of_case, verdict
 from tests.text_calls.reading import (
     CASES,
@@ -51,13 +51,13 @@ SHOWN_BEHIND = re.compile("trailing-brace|lone-end|prose-behind")
 """What makes their calls broken, or a part of the thinking, comes behind the whole of them."""
 
 
-@batched("case", list(cases(CASES)))
-def test_no_beginning_of_a_corpus_text_runs_anything_but_whole_calls_of_it(case):
+@batched(("at", "case"), list(enumerate(cases(CASES))))
+def test_no_beginning_of_a_corpus_text_runs_anything_but_whole_calls_of_it(at, case):
     """What stands behind a call decides whether it runs, but not what it is."""
     text = case.data.get("text") or "".join(case.data["text_chunks"])
     data = {key: value for key, value in case.data.items() if key != "text"}
     whole = [*would_run(case), *all_calls_in(case.data, text)]
-    for end in range(len(text)):
+    for end in dealt(range(len(text)), 4, at):
         beginning = would_run(Case(case.path, {**data, "text_chunks": [text[:end]]}))
         assert SHOWN_BEHIND.search(case.id) or all(call in whole for call in beginning), text[:end]
 

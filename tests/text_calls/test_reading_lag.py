@@ -69,12 +69,12 @@ def texts(format: str, size: int) -> list[str]:
 
 @pytest.mark.parametrize("format", sorted(FORMATS & CALLS.keys()))
 async def test_a_text_of_many_calls_holds_no_loop(format):
-    for text in texts(format, 60_000):
+    for text in texts(format, scaled(20_000, 60_000)):
         await gives_the_loop_back(format, text)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["hermes", "mistral"])
-async def test_nor_does_a_megabyte(format):
-    for text in texts(format, 1_000_000):
+async def test_nor_does_a_larger_one(format):
+    for text in texts(format, scaled(150_000, 1_000_000)):
         await gives_the_loop_back(format, text)
