@@ -16,14 +16,26 @@ WHOLE = ("openai-3", "openai-node", "openai-responses", "openai-node-responses",
 """The SDKs of those whose APIs they are: whenever tests run, they do all that a client does. Of the others a short form is played."""
 
 
+AROUND_ANOTHER = ("openai-1", "litellm", "instructor", "langchain-js")
+"""They send their requests by an SDK that is played as well, or are an older major of it, and take seconds to start: none of them is
+played unless all are."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A case that a client cannot have is none: the table says why. `make clients` plays all that there are."""
     plays_all = not missing(BY_MAKE_CLIENTS.args)
-    items[:] = [item for item in items if (case := _case(item)) is None or _is_played(*case, plays_all)]
+    items[:] = [item for item in items if _is_played(item, plays_all)]
 
 
-def _is_played(client: Client, name: str, plays_all: bool) -> bool:
-    return name not in client.cannot and (plays_all or client.name in WHOLE or name in in_short(client))
+def _is_played(item: pytest.Item, plays_all: bool) -> bool:
+    client, behaviour = _case(item)
+    if client is None:
+        return True
+    if client.name in AROUND_ANOTHER and not plays_all:
+        return False
+    if behaviour is None:
+        return True
+    return behaviour not in client.cannot and (plays_all or client.name in WHOLE or behaviour in in_short(client))
 
 
 def in_short(client: Client) -> set[str]:
@@ -43,8 +55,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if case := _case(item):
-        item.config.stash[RESULTS].take(*case, report)
+    client, behaviour = _case(item)
+    if client is not None and behaviour is not None:
+        item.config.stash[RESULTS].take(client, behaviour, report)
     return report
 
 
@@ -85,7 +98,11 @@ def driver(request: pytest.FixtureRequest, started: list[Driver]) -> Driver:
     return started[0]
 
 
-def _case(item: pytest.Item) -> tuple[Client, str] | None:
+def _case(item: pytest.Item) -> tuple[Client | None, str | None]:
+    """The client that a test plays, and the name of the behaviour that it plays."""
     callspec = getattr(item, "callspec", None)
     client, behaviour = (callspec.params.get(name) if callspec else None for name in ("driver", "behaviour"))
-    return (client, behaviour.name) if isinstance(client, Client) and isinstance(behaviour, Behaviour) else None
+    return (
+        client if isinstance(client, Client) else None,
+        behaviour.name if isinstance(behaviour, Behaviour) else None,
+    )

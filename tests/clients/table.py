@@ -25,7 +25,7 @@ HEAD = """\
 # Clients
 
 Real clients, each of them pointed at a served Callgate while tools run behind it. `make clients` plays them and writes
-this page; `make test` plays the SDKs of OpenAI and Anthropic as well, and a short form of the others, and fails when the page says
+this page; `make test` plays the SDKs of OpenAI and Anthropic as well, and a short form of most others, and fails when the page says
 something else. How it is done is in `tests/clients/`.
 
 """

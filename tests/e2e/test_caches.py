@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.scale import scaled
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml
 from tests.harness.process import serving_command
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-ROUNDS = 400
+ROUNDS = scaled(150, 400)
 LENGTH = 7000
 """Characters, below every limit on a header. All together would be more than twice what memory may grow by."""
-MAX_GROWTH = 20 * 1024 * 1024
+MAX_GROWTH = scaled(7, 20) * 1024 * 1024
 CONFIG = {
     "model_list": [
         {"model_name": "demo", "litellm_params": {"model": "demo/demo"}, "tools": ["*"]},

@@ -12,14 +12,15 @@ from schemathesis.core.result import Ok
 from schemathesis.core.transport import DEFAULT_RESPONSE_TIMEOUT
 
 from callgate.application import create_app
+from tests.chaos.scale import scaled
 from tests.harness.configs import make_config, tool_entry
 from tests.harness.server import serve
 from tests.scripted_upstream import Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 
-EXAMPLES = 12
-"""For each operation. A run by hand can afford more."""
+EXAMPLES = scaled(5, 40)
+"""For each operation."""
 SETTINGS = settings(
     max_examples=EXAMPLES,
     database=None,

@@ -137,7 +137,9 @@ async def test_a_warning_of_a_strange_type_stays_in_its_header(upstream: Upstrea
 # All that the SDK knows ---------------------------------------------------------------------------------------------------
 
 
-async def sdk_types() -> dict[str, Any]:
+@pytest.fixture(scope="module")
+async def types() -> dict[str, Any]:
+    """The types of blocks and tools that the SDK declares."""
     script = "tests/clients/drivers/anthropic_types.py"
     output, log = await output_of(Environment("anthropic").interpreter, script, seconds=60)
     assert output, log
@@ -147,8 +149,9 @@ async def sdk_types() -> dict[str, Any]:
 @pytest.mark.slow
 @needs("environment:anthropic")
 @pytest.mark.parametrize("lane", LANES)
-async def test_no_block_that_the_sdk_knows_ends_a_conversation(upstream: Upstream, lane: str) -> None:
-    types = await sdk_types()
+async def test_no_block_that_the_sdk_knows_ends_a_conversation(
+    upstream: Upstream, lane: str, types: dict[str, Any]
+) -> None:
     assert len(types["blocks"]) > 20
     assert {"document", "search_result", "tool_reference", "browser_state"} <= set(types["in_results"])
     calls = {"tool_use", "tool_result", "mcp_tool_use", "mcp_tool_result"}
@@ -172,8 +175,9 @@ async def test_no_block_that_the_sdk_knows_ends_a_conversation(upstream: Upstrea
 
 @pytest.mark.slow
 @needs("environment:anthropic")
-async def test_every_tool_of_the_sdk_is_a_function_or_refused_in_words(upstream: Upstream) -> None:
-    types = await sdk_types()
+async def test_every_tool_of_the_sdk_is_a_function_or_refused_in_words(
+    upstream: Upstream, types: dict[str, Any]
+) -> None:
     upstream.script("m", lambda request: Reply(text="ok"), lax=True)
     begins = ("bash_", "text_editor_", "memory_", "computer_2")
     tools = {kind: name for kind, name in types["tools"].items() if kind not in ("custom", "mcp_toolset")}

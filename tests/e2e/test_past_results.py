@@ -8,6 +8,7 @@ import pytest
 from callgate.application import create_app
 from callgate.calls.json_text import MAX_DEPTH, MAX_VALUES
 from callgate.config.schema.whole import Config
+from tests.chaos.scale import dealt
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -62,8 +63,8 @@ def chat(result: Any) -> dict[str, Any]:
 async def test_a_result_of_any_text_reaches_the_model(upstream: Upstream, lane: str) -> None:
     upstream.script("m", lambda _: Reply(text="fine"))
     async with serve(create_app(config_of(upstream, lane))) as url, http_client(url) as client:
-        for name, text in RESULTS.items():
-            for content in (text, [{"type": "text", "text": text}]):
+        for place, (name, text) in enumerate(RESULTS.items()):
+            for content in dealt((text, [{"type": "text", "text": text}]), 2, place + [*LANES].index(lane)):
                 answer = await client.post("/v1/chat/completions", json=chat(content))
                 assert answer.status_code == 200, (name, answer.text[:300])
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from callgate.application import create_app
 from callgate.config.load import load
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.reload import ConfigSource
+from tests.chaos.scale import scaled
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.leftovers import children
@@ -29,9 +29,9 @@ from tests.tools.executor_kinds import RAW_MCP
 
 pytestmark = pytest.mark.anyio
 
-WORKERS = 20
-RELOADS = int(os.environ.get("CALLGATE_TEST_RELOADS", "10"))
-"""Short in the suite; 200 is the number we promise, and a run with 200 passes too."""
+WORKERS = scaled(8, 20)
+RELOADS = scaled(6, 200)
+"""200 is the number we promise."""
 WATCHING = pytest.mark.leaves("AnyIO worker thread", why="watchfiles waits in one; they are kept")
 
 

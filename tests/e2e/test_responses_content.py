@@ -8,6 +8,7 @@ import pytest
 from openai.types.responses import ResponseFunctionCallOutputItemList
 
 from callgate.application import create_app
+from tests.chaos.scale import dealt
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -76,9 +77,15 @@ async def response_and_content(
     return upstream.requests[-1].body, response["x_callgate"].get("warnings", [])
 
 
-@BOTH
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("part", UNREADABLE)
+@pytest.mark.parametrize(
+    ("part", "lane", "stream"),
+    [
+        pytest.param(part, lane, stream, id=f"{part}-{lane}-{'streamed' if stream else 'whole'}")
+        for row, part in enumerate(UNREADABLE)
+        for place, lane in enumerate(LANES)
+        for stream in dealt([True, False], 2, row + place)
+    ],
+)
 async def test_what_no_model_reads_is_a_line(upstream: Upstream, lane: str, part: str, stream: bool) -> None:
     options = {**LANES[lane]}
     if lane in ("anthropic", "gemini"):

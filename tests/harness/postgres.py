@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.harness.environment import ROOT
+from tests.harness.installing import alone
 from tests.harness.needs import POSTGRES
 from tests.harness.ports import free_port
 
 START_PATIENCE = 30.0
+CACHE = ROOT / ".cache" / "postgres"
 
 
 class PostgresServer:
@@ -32,7 +35,7 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         data = str(folder / "data")
         if of is None:
-            self._run("initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+            self._begin(folder / "data")
         else:
             self._run("pg_basebackup", "-d", of.url, "-D", data, "-R", "--no-sync", "--checkpoint=fast")
 
@@ -70,6 +73,20 @@ class PostgresServer:
             self._process.wait()
             self._process = None
 
+    def _begin(self, data: Path) -> None:
+        """Make the files of a new server: a copy of those that the first one of all runs began with, which takes an eighth of the time."""
+        made = CACHE / f"{POSTGRES.parent.name}-{(POSTGRES / 'initdb').stat().st_mtime_ns}"
+        with alone(CACHE.with_suffix(".lock")):
+            if not made.exists():
+                self._run("initdb", "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+                CACHE.mkdir(parents=True, exist_ok=True)
+                half_made = made.with_suffix(".half")
+                shutil.rmtree(half_made, ignore_errors=True)
+                _copy(data, half_made)
+                half_made.rename(made)
+                return
+        _copy(made, data)
+
     def _run(self, name: str, *arguments: str, attempts: int = 1) -> None:
         for left in reversed(range(attempts)):
             done = subprocess.run(  # noqa: PLW1510 - looked at below
@@ -98,6 +115,11 @@ def postgres_server() -> Iterator[PostgresServer]:
             server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy(data: Path, to: Path) -> None:
+    """With its owner, which is another user where the tests run as root."""
+    subprocess.run(["cp", "-a", str(data), str(to)], check=True)
 
 
 def _command(name: str) -> str:
