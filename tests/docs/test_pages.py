@@ -22,6 +22,7 @@ from callgate.models.inspection import whereabouts
 from tests.harness.environment import CREWAI, NODE, ROOT, Environment
 from tests.harness.needs import BY_MAKE_CLIENTS, needs
 from tests.harness.server import serve
+from tests.harness.sources import trees_with
 
 DOCS = ROOT / "docs"
 LARGE = (CREWAI, "llama-index")
@@ -172,23 +173,23 @@ def test_no_cell_of_a_table_is_a_paragraph():
     assert long == [], "what needs more words stands below the table"
 
 
-def sources() -> Iterator[ast.AST]:
-    for file in (ROOT / "app").rglob("*.py"):
-        yield from ast.walk(ast.parse(file.read_text("utf-8")))
-
-
 def test_every_code_of_an_error_is_explained_and_none_that_is_not_there():
     page = (DOCS / "errors.md").read_text(encoding="utf-8")
-    nodes = [node for node in sources() if isinstance(node, ast.Call | ast.Constant)]
+    explained = {
+        code for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for code in re.findall(r"`([a-z_]+)`", row)
+    }
+    nodes = [
+        node
+        for _, tree in trees_with(["code=", *explained])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call | ast.Constant)
+    ]
     used = {
         word.value.value
         for node in nodes
         if isinstance(node, ast.Call)
         for word in node.keywords
         if word.arg == "code" and isinstance(word.value, ast.Constant) and isinstance(word.value.value, str)
-    }
-    explained = {
-        code for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for code in re.findall(r"`([a-z_]+)`", row)
     }
     assert used - explained == set()
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}

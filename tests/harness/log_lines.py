@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tests.harness.sources import trees_with
+
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error"}
 LOGGERS = {"log", "audit", "_log"}
@@ -28,10 +30,10 @@ def logged() -> Sequence[LogLine]:
 
 
 def _logged() -> Iterator[LogLine]:
-    for file in (ROOT / "app").rglob("*.py"):
-        text = file.read_text("utf-8")
-        prints = "callgate.telemetry.terminal import" in text  # by a function that is called `say` too
-        tree = ast.parse(text)
+    for file, tree in trees_with(("say(", *(f".{level}(" for level in LEVELS))):
+        prints = "callgate.telemetry.terminal import" in file.read_text(
+            "utf-8"
+        )  # by a function that is called `say` too
         loggers = loggers_of(tree)
         for node in ast.walk(tree):
             if prints and isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

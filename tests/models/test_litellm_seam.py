@@ -10,6 +10,7 @@ import pytest
 
 from callgate.models import litellm_model, litellm_seam
 from callgate.models.litellm_seam import INSIDES, PUBLIC, SWITCHES, Inside
+from tests.harness.sources import trees_with
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of litellm's modules, when they are imported
 
@@ -70,10 +71,10 @@ def test_what_is_used_as_documented_is_there() -> None:
 
 def test_no_other_module_imports_litellm_or_uses_more_of_it_than_is_documented() -> None:
     strange = []
-    for file in sorted(PACKAGE.rglob("*.py")):
+    for file, tree in trees_with(["litellm", "_library"]):
         if file.stem == "litellm_seam":
             continue
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in ast.walk(tree):
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names if alias.name.partition(".")[0] == "litellm"]

@@ -4,6 +4,7 @@ import ast
 from collections import defaultdict
 
 from tests.harness.process import ROOT
+from tests.harness.sources import trees_with
 
 PACKAGE = ROOT / "app/callgate"
 MAKERS = {
@@ -36,8 +37,8 @@ TABLES = ("SELECTORS", "SWITCHES", "SWITCHES_IN_TOOLS", "DENIED", "OPERATORS_BLO
 
 def test_what_lanes_take_is_made_where_it_is_judged() -> None:
     callers: dict[str, set[str]] = defaultdict(set)
-    for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for file, tree in trees_with(MAKERS):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MAKERS:
                 callers[node.func.id].add(file.relative_to(PACKAGE).as_posix())
     assert callers == MAKERS
@@ -46,8 +47,8 @@ def test_what_lanes_take_is_made_where_it_is_judged() -> None:
 def test_the_tables_of_what_may_be_named_are_read_by_the_judge_alone() -> None:
     readers = {
         file.relative_to(PACKAGE).as_posix()
-        for file in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        for file, tree in trees_with(["callgate.policy"])
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         if (node.module or "").startswith("callgate.policy")
         if any(name.name in TABLES for name in node.names)
