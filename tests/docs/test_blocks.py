@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from string import Template
 from typing import Self
 
 import pytest
@@ -23,7 +24,7 @@ from tests.harness.clients import http_client
 from tests.harness.command import run_command
 from tests.harness.needs import POSTGRES, needs
 from tests.harness.ports import free_port
-from tests.harness.postgres import postgres_server
+from tests.harness.postgres import PostgresServer
 from tests.harness.process import Child, child
 from tests.harness.redis import redis_server
 from tests.harness.server import serve
@@ -216,7 +217,6 @@ class Reader:
     def __init__(self, folder: Path, replaced: dict[str, str], environment: dict[str, str]) -> None:
         self.folder, self._replaced = folder, replaced
         self._environment = environment
-        self._exported: list[str] = []
         self._staying = contextlib.AsyncExitStack()
         self._servers: list[Child] = []
         self.ran = 0
@@ -240,7 +240,7 @@ class Reader:
         self.ran += 1
         words = re.split(r"\s+", line.partition(" #")[0].strip())
         if words[0] == "export":
-            self._exported.append(line)
+            self._export(line)
         elif words[0] == "callgate" and words[1] in READY:
             await self.stay(words[1], line)
         else:
@@ -255,10 +255,7 @@ class Reader:
         if program == "callgate" and self._needs_no_shell(line.partition(" #")[0]):
             ran = await asyncio.to_thread(run_command, *words[1:], folder=self.folder, environment=self._environment)
             return ran.returncode, ran.stdout + ran.stderr
-        script = "; ".join((*self._exported, line))
-        async with child(
-            ["-c", script], command=["bash"], environment=self._environment, folder=self.folder
-        ) as started:
+        async with child(["-c", line], command=["bash"], environment=self._environment, folder=self.folder) as started:
             return await started.ended(SECONDS), started.log
 
     def _child(self, line: str) -> contextlib.AbstractAsyncContextManager[Child]:
@@ -266,11 +263,19 @@ class Reader:
         if words[0] == "callgate" and self._needs_no_shell(line):
             variables = {name: value for name, value in self._environment.items() if name != "PYTHONPATH"}
             return child(words[1:], environment=variables, folder=self.folder)
-        script = "; ".join((*self._exported, f"exec {line}"))
-        return child(["-c", script], command=["bash"], environment=self._environment, folder=self.folder)
+        return child(["-c", f"exec {line}"], command=["bash"], environment=self._environment, folder=self.folder)
+
+    def _export(self, line: str) -> None:
+        """Set the variables of an `export` for all that comes after it, as a shell would."""
+        assert "$(" not in line
+        assert "`" not in line
+        for assignment in shlex.split(line, comments=True)[1:]:
+            name, _, value = assignment.partition("=")
+            known = {"PWD": str(self.folder), **self._environment}
+            self._environment[name] = Template(self.here(value)).substitute(known)
 
     def _needs_no_shell(self, line: str) -> bool:
-        return not self._exported and not SHELL & set(line)
+        return not SHELL & set(line)
 
     async def stay(self, kind: str, line: str) -> None:
         """Starts what stays; a server in the place of the one before it."""
@@ -286,28 +291,29 @@ class Reader:
 
 
 @contextlib.asynccontextmanager
-async def stores(folder: Path, *, are_needed: bool) -> AsyncIterator[tuple[dict[str, str], dict[str, str]]]:
+async def stores(folder: Path, postgres: PostgresServer | None) -> AsyncIterator[tuple[dict[str, str], dict[str, str]]]:
     """What the addresses of the pages become, and the variables of Postgres' own commands."""
-    if not are_needed:
+    if postgres is None:
         yield {}, {}
         return
-    with postgres_server() as postgres:
-        async with redis_server(folder) as redis:
-            yield (
-                {
-                    "postgresql://callgate@localhost/": f"postgresql://callgate@127.0.0.1:{postgres.port}/",
-                    "redis://localhost:6379": redis,
-                    "redis://127.0.0.1:6379": redis,
-                },
-                {"PGHOST": "127.0.0.1", "PGPORT": str(postgres.port), "PGUSER": "postgres"},
-            )
+    async with redis_server(folder) as redis:
+        yield (
+            {
+                "postgresql://callgate@localhost/": f"postgresql://callgate@127.0.0.1:{postgres.port}/",
+                "redis://localhost:6379": redis,
+                "redis://127.0.0.1:6379": redis,
+            },
+            {"PGHOST": "127.0.0.1", "PGPORT": str(postgres.port), "PGUSER": "postgres"},
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [pytest.param(path, marks=[NEEDS_STORES] if path in IN_STORES else []) for path in PAGES]
 )
-async def test_every_command_of_a_page_runs_in_its_order(path: str, tmp_path: Path) -> None:
+async def test_every_command_of_a_page_runs_in_its_order(
+    path: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     if path in ELSEWHERE:
         pytest.skip(ELSEWHERE[path])
     shim = tmp_path / "bin"
@@ -319,7 +325,8 @@ async def test_every_command_of_a_page_runs_in_its_order(path: str, tmp_path: Pa
     files_of(path, folder)
     port = str(free_port())
     left_out: list[str] = []
-    async with stores(tmp_path, are_needed=path in IN_STORES) as (addresses, variables):
+    postgres = request.getfixturevalue("postgres") if path in IN_STORES else None
+    async with stores(tmp_path, postgres) as (addresses, variables):
         environment = {
             "PATH": os.pathsep.join((str(shim), str(POSTGRES), os.environ["PATH"])),
             "PYTHONPATH": str(Path(load.__code__.co_filename).parents[2]),
