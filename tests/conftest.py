@@ -6,8 +6,10 @@ import logging
 import os
 import secrets
 import signal
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from callgate.config import redaction
 from callgate.telemetry import logs
 from callgate.tools.concurrency import times_cancelled
 from tests.chaos.scale import examples
-from tests.harness import environment, leftovers, sessions
+from tests.harness import environment, handlers, leftovers, sessions
 from tests.harness.installed import install_wheel
 from tests.harness.needs import demanded, missing, summary
 from tests.harness.postgres import PostgresServer, postgres_server
@@ -38,8 +40,10 @@ SETTLING = 10.0
 ASYNCIO_THREADS = ("asyncio_",)
 """Threads of the event loop's own pool end with the loop, which is after the test."""
 ENVIRONMENT = "environment:"
-NOT_MADE = pytest.StashKey[Mapping[str, str]]()
+NOT_MADE = pytest.StashKey[dict[str, str]]()
 """Environments that could not be made, and why."""
+MAKING = pytest.StashKey["subprocess.Popen[bytes]"]()
+"""What makes environments while tests run."""
 LACKS = "lacks"
 GARBAGE = (10_000, 10, 50)
 """New objects between two collections of the youngest, and those between two of the older. A test makes an application and drops it:
@@ -80,7 +84,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Environments are made before the first test, which may take a minute."""
+    """Environments are made before the first test, which may take a minute. Where there are several processes, they are made while
+    tests run that need none."""
+    handlers.read_once()
     gc.collect()
     gc.freeze()  # thousands of tests that stay to the end would be gone through in every collection
     gc.set_threshold(*GARBAGE)
@@ -89,10 +95,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     lacking = sorted(name for name in wanted - environment.ON_DEMAND if not environment.is_made(name))
     if not lacking or session.config.option.collectonly:
         return
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:  # which is not in the processes of a run that has several
-        reporter.write_line(f"making the environments {', '.join(lacking)}", yellow=True)
-    session.config.stash[NOT_MADE] = environment.make(lacking)
+    workerinput = getattr(session.config, "workerinput", None)
+    if workerinput is None:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(f"making the environments {', '.join(lacking)}", yellow=True)
+        session.config.stash[NOT_MADE] |= environment.make(lacking)
+    elif workerinput["workerid"] == "gw0":
+        # A child, whose children are not those of the tests; each process waits for what its own tests need.
+        session.config.stash[MAKING] = subprocess.Popen(
+            [sys.executable, "-m", "tests.harness.environment", *lacking],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    making = session.config.stash.get(MAKING, None)
+    if making is not None:
+        making.terminate()  # it has ended, where nobody has left early
+        making.wait()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -101,6 +123,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not lacking:
         return
     not_made = item.config.stash[NOT_MADE]
+    wanted = {part.removeprefix(ENVIRONMENT) for part in lacking if part.startswith(ENVIRONMENT)}
+    not_made |= environment.make(sorted(wanted - environment.ON_DEMAND - not_made.keys()))
+    lacking = missing(tuple(parts))
+    if not lacking:
+        return
     reasons = [
         f"{part} ({not_made[name]})" if (name := part.removeprefix(ENVIRONMENT)) in not_made else part
         for part in lacking

@@ -108,7 +108,7 @@ class Environment:
         uv = [sys.executable, "-m", "uv", "--quiet"]
         _run([*uv, "venv", "--python", sys.executable, str(self.folder)])
         python = ["--python", str(self.folder / "bin" / "python")]
-        _run([*uv, "pip", "install", *python, "--require-hashes", "--compile-bytecode", "-r", str(self.locks[0])])
+        _run([*uv, "pip", "install", *python, "--require-hashes", "-r", str(self.locks[0])])
 
     def _make_node(self) -> None:
         if shutil.which("npm") is None:

@@ -1,9 +1,10 @@
 """The web page at `/`: static files of the package, with a content security policy that forbids other origins but that of the
 company's issuer, where people sign in."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -38,18 +39,27 @@ HEADERS: Final = {
 
 def page_routes(manager: RuntimeManager) -> list[Route]:
     """Return a route for each file, and for what the page needs to sign somebody in; no other path is served."""
-    files = {f"/web/{file.relative_to(FOLDER)}": file for file in sorted(FOLDER.rglob("*")) if file.suffix in TYPES}
-    index = files.pop("/web/index.html")
     return [
-        Route("/", _served_index(index, manager), methods=["GET"], name="page /"),
-        *(Route(path, _served(file), methods=["GET"], name=f"page {path}") for path, file in files.items()),
+        Route("/", _served_index(manager), methods=["GET"], name="page /"),
+        *(
+            Route(path, _served(path), methods=["GET"], name=f"page {path}")
+            for path in _files()
+            if path != "/web/index.html"
+        ),
         Route("/web/sign-in", _told_where(manager), methods=["GET"], name="page /web/sign-in"),
     ]
 
 
-def _served_index(file: Path, manager: RuntimeManager) -> Callable[[Request], Awaitable[Response]]:
+@cache
+def _files() -> Mapping[str, bytes]:
+    """The files of the page by their paths, read once: they belong together, whatever is installed while a server runs."""
+    files = sorted(FOLDER.rglob("*"))
+    return {f"/web/{file.relative_to(FOLDER)}": file.read_bytes() for file in files if file.suffix in TYPES}
+
+
+def _served_index(manager: RuntimeManager) -> Callable[[Request], Awaitable[Response]]:
     """The page itself may ask its own origin alone, and where people sign in, the address that gives tokens."""
-    content = file.read_bytes()
+    content = _files()["/web/index.html"]
 
     async def serve(request: Request) -> Response:
         headers = HEADERS
@@ -77,9 +87,9 @@ def origin_of(address: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _served(file: Path) -> Callable[[Request], Awaitable[Response]]:
-    content = file.read_bytes()
-    kind = TYPES[file.suffix]
+def _served(path: str) -> Callable[[Request], Awaitable[Response]]:
+    content = _files()[path]
+    kind = TYPES[PurePosixPath(path).suffix]
 
     async def serve(request: Request) -> Response:
         return Response(content, media_type=kind, headers=HEADERS)

@@ -56,7 +56,7 @@ def _pypi() -> Path:
             uv = [sys.executable, "-m", "uv", "--quiet"]
             run_installer([*uv, "venv", "--clear", "--python", sys.executable, str(folder)], ROOT, PATIENCE)
             python = ["--python", str(folder / "bin" / "python")]
-            wanted = ["--require-hashes", "--compile-bytecode", "-r", str(LOCKS / "pypi.txt")]
+            wanted = ["--require-hashes", "-r", str(LOCKS / "pypi.txt")]
             run_installer([*uv, "pip", "install", *python, *wanted], ROOT, PATIENCE)
             (folder / ".made").touch()
     return folder / "bin"
