@@ -43,13 +43,15 @@ def test_what_a_retry_says_replaces_what_broke_off() -> None:
     first = ModelRequest(history, tools("add"))
     second = ModelRequest([*history, {"role": "tool", "content": "5"}])
 
-    for request, said in ((first, "I loo"), (first, "I look"), (first, ""), (second, "five")):
+    said = []
+    for request, text in ((first, "I loo"), (first, "I look"), (first, ""), (second, "five")):
         assert texts.begin(request) is request
-        texts.end(said, "")
+        texts.end(text, "")
+        said.append(recording.texts.get("turn.0.text"))
 
+    assert said == ["I loo", "I look", None, None]
     assert recording.texts == {
         "tools": encode(first.tools).decode(),
-        "turn.0.text": "I look",
         "turn.1.asked": '[{"role":"tool","content":"5"}]',
         "turn.1.text": "five",
     }
