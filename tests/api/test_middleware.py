@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callgate.api.middleware import Middleware
+from callgate.api.answers import IS_MASKED
+from callgate.api.middleware import MarkedSend, Middleware
 from callgate.application import create_app
 from callgate.config.redaction import MASK, Redactor
+from callgate.config.secret_mask import Needles, SecretMask
 from callgate.telemetry import logs
 from tests.harness import toolshed
 from tests.harness.configs import make_config
@@ -125,3 +127,42 @@ async def answer_of(app: Middleware, path: str, body: Any) -> tuple[int, list[by
     await app(exchange.scope, exchange.receive, exchange.send)
     written = b"".join(message.get("body", b"") for message in exchange.sent[1:])
     return exchange.status, sorted(exchange.headers), IDS.sub(b"", written)
+
+
+class Sent:
+    """A server that keeps what it is sent, in pieces or in messages."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    def piece_sender(self, *, is_masked: bool) -> Any:
+        return self.send_piece
+
+    async def send_piece(self, piece: bytes) -> None:
+        self.bodies.append(piece)
+
+    async def send(self, message: Any) -> None:
+        self.bodies.append(message["body"])
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["ours", "masked already"])
+async def test_pieces_of_a_body_are_masked_as_their_messages_are(is_masked: bool) -> None:
+    pieces = [b"data: sk-pr", b"oj-a8f3e9c0ffee\n\n", b"", b"data: sk-", b"proj\n\n"]
+    needles = Needles((b"sk-proj-a8f3e9c0ffee",))
+    bodies = []
+    for as_bytes in (True, False):
+        server = Sent()
+        marked = MarkedSend(server.send, None, (), needles, SecretMask(needles))
+        send_piece = marked.piece_sender(is_masked=is_masked)
+        assert send_piece is not None
+        for piece in pieces:
+            if as_bytes:
+                await send_piece(piece)
+            else:
+                await marked.send(
+                    {"type": "http.response.body", "body": piece, "more_body": True, IS_MASKED: is_masked}
+                )
+        await marked.send({"type": "http.response.body", "body": b"", "more_body": False})
+        bodies.append(server.bodies)
+    assert bodies[0] == bodies[1]
+    assert (b"oj-a8f3e9" in b"".join(bodies[0])) == is_masked

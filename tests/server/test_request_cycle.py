@@ -467,6 +467,43 @@ async def test_a_response_at_once_is_that_of_two_messages(
     assert answers[0] == answers[1]
 
 
+class PiecedResponse:
+    """Sends a body in pieces, each as bytes or as a message of ASGI."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+        self.as_bytes = True
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await read_body(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-first", b"1")]})
+        send_piece = send.__self__.piece_sender(is_masked=False)
+        for piece in self.pieces:
+            if self.as_bytes:
+                await send_piece(piece)
+            else:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@pytest.mark.parametrize("request_bytes", REQUESTS.values(), ids=[*REQUESTS])
+@pytest.mark.parametrize(
+    "pieces", [[], [b"a"], [b"a", b"", b"b"], [b"", b"a"], [b"x" * 40_000, b"a", b"y" * 40_000]], ids=len
+)
+async def test_pieces_of_a_body_are_sent_as_their_messages_would_be(request_bytes: bytes, pieces: list[bytes]) -> None:
+    app = PiecedResponse(pieces)
+    answers = []
+    async with behind_the_edge(app) as bare:
+        for app.as_bytes in (True, False):
+            async with raw_connection(bare.url) as connection:
+                await connection.send(request_bytes)
+                if request_bytes is HEAD:
+                    answers.append(undated(await connection.until(b"\r\n\r\n")))
+                else:
+                    answers.append(undated((await connection.answer()).raw))
+    assert answers[0] == answers[1]
+
+
 def undated(raw: bytes) -> bytes:
     """An answer without what differs from second to second, and from one refusal to the next."""
     return re.sub(rb"date: [^\r]*|req_[a-z]+", b"", raw)

@@ -6,7 +6,9 @@ Both cancel the chat when the client disconnects, which also closes the model's 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
+from functools import partial
 from threading import get_ident
+from types import TracebackType
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -34,6 +36,8 @@ EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
 """Takes the events that the writer of the answer handles."""
 Work: TypeAlias = Callable[[EmitAny], Awaitable[None]]
 """Answers a request, by emitting events to a writer."""
+SendPiece: TypeAlias = Callable[[bytes], Awaitable[None]]
+"""Sends a piece of a body that goes on."""
 
 LOOK_AFTER_SECONDS = 0.05
 """How long an answer may take before the client's connection is watched."""
@@ -175,7 +179,8 @@ class WholeAnswer(msgspec.Struct, eq=False, kw_only=True):
             emit: EmitAny = self._emit
             if self.keepers:
                 emit = stored_before_sent(self.keepers, emit)
-            await run_unless_disconnected(self._work(emit), receive, self._seconds)
+            async with watched(receive, self._seconds):
+                await self._work(emit)
         except ClientDisconnected:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
@@ -218,6 +223,7 @@ class EventStream:
         "_quiet_since",
         "_seconds",
         "_send",
+        "_send_piece",
         "_started",
         "_timer",
         "_when_drained",
@@ -263,7 +269,8 @@ class EventStream:
         soonest = min(self._pulse.first, self._pulse.heartbeat)
         self._timer = self._loop.call_at(self._began + soonest, self._start_beat)
         try:
-            await run_unless_disconnected(self._run(), receive, self._seconds)
+            async with watched(receive, self._seconds):
+                await self._work(self._emit())
             error = None
         except ClientDisconnected:
             raise
@@ -288,27 +295,23 @@ class EventStream:
             await self._pass(self._writer.error(error))
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _run(self) -> None:
+    def _emit(self) -> EmitAny:
+        """Return what takes the events of the work."""
         write = self._writer.write
-        send = self._send
         time = self._loop.time
-        is_passed = False
 
         # No coroutine, because every chunk goes through here; the caller awaits `send`.
         def emit(event: Any) -> Awaitable[None]:
             if not (data := write(event)):
                 return NOTHING
             if not self._started:
-                nonlocal is_passed
-                is_passed = type(event) is Passed  # then all are but an error
-                return self._start(data)
+                return self._start(data, is_masked=type(event) is Passed)  # then all are but an error
             self._quiet_since = time()
-            return send({"type": "http.response.body", "body": data, "more_body": True, IS_MASKED: is_passed})
+            return self._send_piece(data)
 
         if self._keepers:
-            await self._work(stored_before_sent(self._keepers, emit))
-        else:
-            await self._work(emit)
+            return stored_before_sent(self._keepers, emit)
+        return emit
 
     def _pass(self, data: bytes) -> Awaitable[None]:
         if not self._started:
@@ -316,10 +319,12 @@ class EventStream:
         self._quiet_since = self._loop.time()
         return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def _start(self, data: bytes) -> None:
+    async def _start(self, data: bytes, *, is_masked: bool = False) -> None:
         self._started = True
         await self._send(start_message(200, {**STREAM_HEADERS, **self._headers(None)}))
-        await self._pass(data)
+        self._quiet_since = self._loop.time()
+        self._send_piece = piece_sender(self._send, is_masked=is_masked)
+        await self._send_piece(data)
 
     # Heartbeats use a timer, which is much cheaper than a task: most answers end before the first heartbeat.
 
@@ -374,6 +379,12 @@ class TellingRequest(Protocol):
 
 async def run_unless_disconnected(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
     """Run the work. It is cancelled when the client disconnects, which raises `ClientDisconnected`, or after `seconds`."""
+    async with watched(receive, seconds):
+        await work
+
+
+def watched(receive: Receive, seconds: float | None = None) -> "_Watch":
+    """Return the context manager of work that is done only while the client waits: see `run_unless_disconnected`. Its watch begins here."""
     lookout = _lookout_here()
     loop = lookout.loop
     task = asyncio.current_task(loop)
@@ -382,10 +393,11 @@ async def run_unless_disconnected(work: Awaitable[None], receive: Receive, secon
     if not hasattr(request, "when_left"):
         request = None
     watch = _Watch(
-        _loop=loop,
+        _lookout=lookout,
         _task=task,
         _cancelled_before=task.cancelling(),
         _receive=receive,
+        _request=request,
         _seconds=seconds,
         since=loop.time(),
     )
@@ -396,19 +408,7 @@ async def run_unless_disconnected(work: Awaitable[None], receive: Receive, secon
         watch.begin()
     elif seconds is not None or watch.told_by is None:
         lookout.add(watch)
-    try:
-        await work
-    except asyncio.CancelledError:
-        watch.explain()
-        raise
-    finally:
-        if request is not None:
-            request.when_left = None
-        lookout.waiting.pop(watch, None)
-        if watch.timer is not None:
-            watch.timer.cancel()
-        if watch.looking is not None:
-            await watch.end(watch.looking)
+    return watch
 
 
 class _Watch(msgspec.Struct, eq=False, kw_only=True):
@@ -419,10 +419,11 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
     answers have ended by then.
     """
 
-    _loop: asyncio.AbstractEventLoop
+    _lookout: "_Lookout"
     _task: asyncio.Task[Any]
     _cancelled_before: int
     _receive: Receive
+    _request: TellingRequest | None
     _seconds: float | None
     since: float
     told_by: ReadingConnection | None = None
@@ -432,7 +433,26 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
     _left: bool = False
     _due: bool = False
 
-    def explain(self) -> None:
+    # No coroutines, because there is nothing to wait for at the end of most work.
+
+    def __aenter__(self) -> Awaitable[None]:
+        return NOTHING
+
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Awaitable[None]:
+        if self._request is not None:
+            self._request.when_left = None
+        self._lookout.waiting.pop(self, None)
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.looking is not None:
+            return self._end(self.looking, error)
+        if isinstance(error, asyncio.CancelledError):
+            self._explain()
+        return NOTHING
+
+    def _explain(self) -> None:
         """Raise the error for our own cancellation; nothing where the server has cancelled the task as well."""
         for ours in (self._left, self._due):
             if ours:
@@ -460,13 +480,17 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
 
     def begin(self) -> None:
         if self.told_by is None or self.told_by.is_holding_back:
-            self.looking = self._loop.create_task(self._look())
+            self.looking = self._lookout.loop.create_task(self._look())
         if self._seconds is not None:
-            self.timer = self._loop.call_at(self.since + self._seconds, self.time_is_up)
+            self.timer = self._lookout.loop.call_at(self.since + self._seconds, self.time_is_up)
 
-    async def end(self, looking: asyncio.Task[None]) -> None:
-        looking.cancel()
-        await asyncio.wait({looking})
+    async def _end(self, looking: asyncio.Task[None], error: BaseException | None) -> None:
+        try:
+            if isinstance(error, asyncio.CancelledError):
+                self._explain()
+        finally:
+            looking.cancel()
+            await asyncio.wait({looking})
 
     async def _look(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -517,6 +541,28 @@ def _lookout_here() -> _Lookout:
     if _lookout is None or _lookout.thread != get_ident() or not _lookout.loop.is_running():
         _lookout = _Lookout(asyncio.get_running_loop())
     return _lookout
+
+
+class PieceSender(Protocol):
+    """Sends pieces of a body without a message of ASGI for each of them."""
+
+    def piece_sender(self, *, is_masked: bool) -> SendPiece | None:
+        """Return what sends the pieces of a body that has begun; None where that takes messages."""
+        ...
+
+
+def piece_sender(send: Send, *, is_masked: bool) -> SendPiece:
+    """Return what sends the pieces of a body that has begun. Each equals a message of ASGI with `more_body`, which is made only for
+    who takes nothing else. `is_masked`: see `IS_MASKED`."""
+    sender: PieceSender | None = getattr(send, "__self__", None)
+    send_piece: SendPiece | None = None
+    if sender is not None and hasattr(sender, "piece_sender"):
+        send_piece = sender.piece_sender(is_masked=is_masked)
+    return send_piece or partial(_send_message, send, is_masked)
+
+
+def _send_message(send: Send, is_masked: bool, data: bytes) -> Awaitable[None]:
+    return send({"type": "http.response.body", "body": data, "more_body": True, IS_MASKED: is_masked})
 
 
 class WholeSender(Protocol):

@@ -7,13 +7,22 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from callgate.api.answers import IS_MASKED, WholeSender, encoded, send_whole, start_message
+from callgate.api.answers import (
+    IS_MASKED,
+    PieceSender,
+    SendPiece,
+    WholeSender,
+    encoded,
+    send_whole,
+    start_message,
+)
 from callgate.api.bodies import LargeBodies
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
 from callgate.api.errors import (
@@ -319,7 +328,6 @@ class MarkedSend(msgspec.Struct, eq=False):
     """There is one if there are needles."""
 
     def send(self, message: Message) -> Awaitable[None]:
-        # No coroutine, because every chunk of every stream goes through here.
         if message["type"] == "http.response.start":
             self._begin(message)
         elif self.mask is not None and not message.get(IS_MASKED):
@@ -344,6 +352,16 @@ class MarkedSend(msgspec.Struct, eq=False):
         if self.needles.suspicion(values) is not None:
             message["headers"] = [(name, self.needles.starred(value)) for name, value in headers]
 
+    def piece_sender(self, *, is_masked: bool) -> SendPiece | None:
+        """Return what sends the pieces of a body to our own server: past the mask, where they are masked already."""
+        request: PieceSender | None = getattr(self.to, "__self__", None)
+        if request is None or not hasattr(request, "piece_sender"):
+            return None
+        send_piece = request.piece_sender(is_masked=is_masked)
+        if self.mask is None or is_masked or send_piece is None:
+            return send_piece
+        return partial(_send_masked, self.mask, send_piece)
+
     def send_whole(self, start: Message, body: bytes) -> Awaitable[None]:
         """Send a response whose body is whole, as the two messages of ASGI would. Our own server takes both at once."""
         request: WholeSender | None = getattr(self.to, "__self__", None)
@@ -357,6 +375,10 @@ class MarkedSend(msgspec.Struct, eq=False):
     async def _send_both(self, start: Message, body: bytes) -> None:
         await self.send(start)
         await self.send({"type": "http.response.body", "body": body})
+
+
+def _send_masked(mask: SecretMask, send_piece: SendPiece, data: bytes) -> Awaitable[None]:
+    return send_piece(mask.feed(data))
 
 
 def masked_send(send: Send, context: RequestContext | None = None, marks: Sequence[tuple[bytes, bytes]] = ()) -> Send:

@@ -244,12 +244,12 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._fail(Broken(reason(error)))
             self._keep = False
+        if self._take is not None and self._state == _BODY:  # as with most of a stream
+            self._hand(self._take)
+            return
         if self._state == _AWAITED and self._head_bytes > HEAD_BYTES:
             self._fail(_head_too_long())
-        if self._take is not None and self._state == _BODY:
-            self._hand(self._take)
-        else:
-            self._wake()
+        self._wake()
 
     def eof_received(self) -> None:
         """Do nothing: the transport closes itself, and `connection_lost` ends the response."""

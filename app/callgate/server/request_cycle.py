@@ -140,17 +140,30 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
         return {"type": "http.request", "body": b"".join(parts), "more_body": not self.is_whole}
 
     def send(self, message: Message) -> Awaitable[None]:
-        # No coroutine, because every chunk of every stream goes through here.
         connection = self.connection
         if connection.full is not None and not self.abandoned:
             return self._send_later(connection.full, message)
-        if self._stage == SENDING and self._framing == CHUNKED and message.get("more_body") and not self.abandoned:
-            body = message.get("body", b"")
-            if 0 < len(body) <= JOINED_BYTES:  # as most in a stream
-                connection.gather(b"%x\r\n%b\r\n" % (len(body), body))
-                return NOTHING
         self._send(message)
         return NOTHING
+
+    def piece_sender(self, *, is_masked: bool) -> Callable[[bytes], Awaitable[None]]:
+        """Return what sends the pieces of a body. `is_masked` is nothing to a server."""
+        return self._send_piece
+
+    def _send_piece(self, data: bytes) -> Awaitable[None]:
+        """Send a piece of a body that goes on. Equals a message of ASGI that says so; most are one write."""
+        # No coroutine, because every chunk of every stream goes through here.
+        connection = self.connection
+        if (
+            self._framing == CHUNKED
+            and 0 < len(data) <= JOINED_BYTES
+            and self._stage == SENDING
+            and connection.full is None
+            and not self.abandoned
+        ):
+            connection.gather(b"%x\r\n%b\r\n" % (len(data), data))
+            return NOTHING
+        return self.send({"type": "http.response.body", "body": data, "more_body": True})
 
     def send_whole(self, start: Message, body: bytes) -> Awaitable[None]:
         """Send a response whose body is whole. Equals the two messages of ASGI; most are one write, without the states between."""
