@@ -203,8 +203,13 @@ class EventSink:
 
     def drop(self, mark: str) -> None:
         """Drop the mark of a reasoning channel, which is no part of a call before it."""
-        self._settle(self.cursor.offset - len(mark))
-        self.cursor.logged = self.cursor.offset
+        cursor = self.cursor
+        start = cursor.offset - len(mark)
+        if start == cursor.logged:
+            self.log.cut(start)
+        else:
+            self._settle(start)
+        cursor.logged = cursor.offset
 
     def _settle(self, end: int) -> None:
         """Make what was read and not added, up to this place, a part of the calls before it. What was put back is none."""

@@ -70,7 +70,7 @@ class Prose:
             if reason and mark in out.openings:
                 out.begin_quoted()
             return mark
-        if mark not in out.channels or not _passes_channel(out, mark):
+        if mark not in out.channels or not _passes_channels(out, mark):
             yield from self._aside(out, mark)
         return ASIDE
 
@@ -87,22 +87,30 @@ class Prose:
             out.add_prose(mark)
 
 
-def _passes_channel(out: EventSink, mark: str) -> bool:
-    """Read the reasoning channel after its mark, if it is complete."""
+def _passes_channels(out: EventSink, mark: str) -> bool:
+    """Read the reasoning channel after its mark, if it is complete, and those that follow at once."""
     cursor = out.cursor
+    text = cursor.text
     end = out.channels[mark]
-    place = cursor.text.find(end, cursor.at)
+    place = text.find(end, cursor.at)
     if place < 0:
         return False
     out.drop(mark)
     out.begin_channel()
-    if place > cursor.at:
-        start = cursor.at
-        cursor.at = place
-        out.add_reasoning(cursor.text[start:place])
-    cursor.at = place + len(end)
-    out.drop(end)
-    return True
+    while True:
+        if place > cursor.at:
+            start = cursor.at
+            cursor.at = place
+            out.add_reasoning(text[start:place])
+        cursor.at = place + len(end)
+        out.drop(end)
+        if mark in out.openings or not text.startswith(mark, cursor.at):
+            return True
+        place = text.find(end, cursor.at + len(mark))
+        if place < 0:
+            return True
+        cursor.at += len(mark)
+        out.drop(mark)
 
 
 def _is_mention(cursor: TextCursor, tools: Collection[str], mark: str) -> Steps[bool]:
