@@ -553,7 +553,7 @@ async def test_runs_that_take_long_to_pack_do_not_hold_the_event_loop_together(t
 
 async def test_a_run_that_counts_very_much_is_weighed(tmp_path):
     usage = {"n" * 60 + str(number): {"m" * 60 + str(part): 1 for part in range(32)} for number in range(32)}
-    recorder = Recorder(mask)
+    recorder = Recorder(mask, tmp_path)
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
     for turn in range(3):
         note(recording, TurnEnded(turn, TurnAccount(("stop",), (), (), (), (), Usage(usage), 0.25)))

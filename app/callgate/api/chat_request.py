@@ -214,6 +214,15 @@ class ChatRequest(msgspec.Struct, frozen=True):
             return self.history
         return self.normalized["messages"]
 
+    def written_bytes(self) -> int | None:
+        """Return the size of its fields as the client sent them; None where the messages are decoded."""
+        if self.history is not None:
+            return None
+        size = 0
+        for value in self.normalized.values():
+            size += memoryview(value).nbytes
+        return size
+
     def read_tools(self) -> Sequence[msgspec.Raw]:
         """Return the client's tools undecoded."""
         if not self.outline.tools:

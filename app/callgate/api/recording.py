@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any, Final
 
-import msgspec
-
 from callgate.api.chat_request import ChatRequest
 from callgate.api.conversation import Conversation
 from callgate.api.errors import recorded_error
@@ -160,7 +158,7 @@ def _keep_request(recording: Recording, request: ChatRequest, offered: Iterable[
             if isinstance(tool_filter, tuple):
                 tool_filter = ",".join(offered) or "none"
             body["metadata"] = {**request.metadata, "tools": tool_filter}
-        recording.keep_text("request", msgspec.json.encode(body).decode(errors="replace"))
+        recording.keep_request(body, request.written_bytes())
 
 
 def request_attributes(request: ChatRequest) -> dict[str, Any]:

@@ -20,6 +20,23 @@ QUESTION_CHARACTERS: Final = 200
 """The kept length of the question in a list of runs."""
 
 
+class UnwrittenRequest(msgspec.Struct, frozen=True):
+    """A request for a replay whose parts are the client's own bytes: its text is made when somebody looks, as few requests are looked
+    at."""
+
+    body: Mapping[str, Any]
+    bytes: int
+    """About how long the text is."""
+
+    def text(self) -> str:
+        return written_request(self.body)
+
+
+def written_request(body: Mapping[str, Any]) -> str:
+    """Return the text of a request for a replay."""
+    return msgspec.json.encode(body).decode(errors="replace")
+
+
 class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
     """The texts of a run that are kept in memory alone, for its owner. Secrets in them are masked each time that they are shown, and
     nothing reads them otherwise; they are never written."""
@@ -28,8 +45,10 @@ class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
     events: bytes
     """Those of the run, with what they tell whoever may see its texts."""
     texts: Mapping[str, str]
+    """All but that of an unwritten request."""
     texts_bytes: int
     """How many they take in memory."""
+    request: UnwrittenRequest | None = None
     policy: RecordPolicy
     mask: Mask
     """Masks also what was a secret only as long as the request ran."""
@@ -46,10 +65,18 @@ class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
 
     def question(self) -> str:
         """Return the masked beginning of the user's last message with text; empty if there is none."""
-        question_text = self.question_text
-        if question_text is None:
-            question_text = question_in(self.texts)
-        return shown_question(question_text, self.mask)
+        return shown_question(self._question_text(), self.mask)
+
+    def _question_text(self) -> str:
+        if self.question_text is None:
+            return question_in(self.all_texts())
+        return self.question_text
+
+    def all_texts(self) -> Mapping[str, str]:
+        """Return the texts as they came."""
+        if self.request is None:
+            return self.texts
+        return {"request": self.request.text(), **self.texts}
 
     def shown(self) -> EndedRun:
         """Return the run as its owner may see it, masked."""
@@ -58,24 +85,29 @@ class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
             row.kept = Kept.AGED_OUT
             return EndedRun(row, self.events, b"")
         events = decode_events(pack_written_here(self.events))
-        return with_texts(row, events, self.texts, self.policy, self.mask, self.cut)
+        return with_texts(row, events, self.all_texts(), self.policy, self.mask, self.cut)
 
     def cut_now(self) -> "PrivateTexts":
         """Return them masked and cut, as they take least memory. What is shown of them is masked again."""
         assert self.policy.content_bytes is not None, "this run keeps texts"
-        content, cut = kept_texts(self.texts, self.policy.content_bytes, self.mask)
+        texts = self.all_texts()
+        content, cut = kept_texts(texts, self.policy.content_bytes, self.mask)
         size = weight_of_texts(content)
         return msgspec.structs.replace(
-            self, texts=content, texts_bytes=size, cut=cut, question_text=question_in(self.texts)
+            self, texts=content, request=None, texts_bytes=size, cut=cut, question_text=question_in(texts)
         )
 
     def dropped(self, events: bytes) -> "PrivateTexts":
         """Return what stays when they are dropped: the question, and the `events` that everybody sees."""
-        question_text = self.question_text
-        if question_text is None:
-            question_text = question_in(self.texts)
         return msgspec.structs.replace(
-            self, events=events, texts={}, texts_bytes=0, cut=(), question_text=question_text, is_dropped=True
+            self,
+            events=events,
+            texts={},
+            request=None,
+            texts_bytes=0,
+            cut=(),
+            question_text=self._question_text(),
+            is_dropped=True,
         )
 
 

@@ -1,8 +1,8 @@
 """Records a run. The events of its chats are kept as they are, and encoded when it has ended."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,15 @@ from callgate.recorder.backlog import Backlog
 from callgate.recorder.ended_run import ROW_WEIGHT, EndedRun, encode, ended_run
 from callgate.recorder.events import RECORDED, Happened, Mask, read_events
 from callgate.recorder.hours import HourNote
-from callgate.recorder.private_texts import PrivateTexts, question_in, shown_question, weight_of_texts, with_texts
+from callgate.recorder.private_texts import (
+    PrivateTexts,
+    UnwrittenRequest,
+    question_in,
+    shown_question,
+    weight_of_texts,
+    with_texts,
+    written_request,
+)
 from callgate.recorder.turn_texts import MASKED_BEYOND, KeptTurns, part_of
 from callgate.records.policy import RecordPolicy
 from callgate.records.ports import PriceOf, no_price
@@ -23,6 +31,8 @@ from callgate.records.row import Kept, RecordedRun, RunRow
 
 ENCODED_AT_ONCE: Final = 500
 """The most events of a run that the event loop encodes: half a millisecond. The thread encodes longer runs."""
+REQUEST_WEIGHT: Final = 1024
+"""About how many bytes an unwritten request takes in memory beside its text."""
 EVENT_WEIGHT: Final = 1024
 """About how many bytes an event takes in memory before it is encoded."""
 KEPT_AS_IT_CAME: Final = 256 * 1024
@@ -44,6 +54,8 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
     began: float = msgspec.field(default_factory=monotonic)
     happened: list[Happened] = []
     texts: dict[str, str] = {}
+    request: UnwrittenRequest | None = None
+    """What was asked, where its text is not made yet."""
     followers: list[Backlog] = []
     """What waits for the clients that follow the run."""
     ended: EndedRun | None = None
@@ -97,12 +109,21 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         else:
             self.texts.pop(part, None)
 
+    def keep_request(self, body: Mapping[str, Any], bytes: int | None) -> None:
+        """Keep what was asked. `bytes`: how long it is, where all of it is in the client's own bytes, which nobody changes."""
+        if bytes is not None and self.policy.private_to:
+            self.request = UnwrittenRequest(body, bytes)
+        else:
+            self.keep_text("request", written_request(body))
+
     def weight(self) -> int:
         """Return about how many bytes it takes in memory while it waits to be written."""
         if self.ended is not None:
             return self.ended.weight()
         weight = ROW_WEIGHT + EVENT_WEIGHT * len(self.happened)
         weight += sum(map(len, self.texts.values()))
+        if self.request is not None:
+            weight += self.request.bytes
         return weight + self._calls_length()
 
     def row_now(self) -> RunRow:
@@ -132,10 +153,17 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
             return True
         if not self.policy.private_to or self._tells_texts():
             return False
-        return weight_of_texts(self.texts) + self._calls_length() <= KEPT_AS_IT_CAME
+        return self._texts_bytes() + self._calls_length() <= KEPT_AS_IT_CAME
+
+    def _texts_bytes(self) -> int:
+        size = weight_of_texts(self.texts)
+        if self.request is not None:
+            size += self.request.bytes
+        return size
 
     def all_texts(self) -> dict[str, str]:
-        """Return the texts that are kept until now, with the arguments and results of calls, which its events have."""
+        """Return the texts that are kept until now but an unwritten request, with the arguments and results of calls, which its events
+        have."""
         texts = dict(self.texts)
         if self.policy.content_bytes is None:
             return texts
@@ -174,6 +202,7 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         # New objects: readers in other threads still iterate over the old ones.
         self.happened = []
         self.texts = {}
+        self.request = None
         return self.ended, reader.hour_notes
 
     def _private_texts(self, ended: EndedRun) -> PrivateTexts:
@@ -184,8 +213,16 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
             events = encode(reader.events)
         texts = self.all_texts()
         size = weight_of_texts(texts)
+        if self.request is not None:
+            size += self.request.bytes + REQUEST_WEIGHT
         private = PrivateTexts(
-            row=ended.row, events=events, texts=texts, texts_bytes=size, policy=self.policy, mask=self.mask
+            row=ended.row,
+            events=events,
+            texts=texts,
+            texts_bytes=size,
+            request=self.request,
+            policy=self.policy,
+            mask=self.mask,
         )
         if size > KEPT_AS_IT_CAME:
             return private.cut_now()

@@ -1,12 +1,16 @@
 """Decides what is recorded of requests, by the config."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from callgate.recorder.settings import Record
 from callgate.records.policy import NOT_KEPT, RecordPolicy
 from callgate.tools.tool_filter import glob_matches
+
+OWNERS_KNOWN: Final = 1000
+"""The owners whose policy is made once. All requests without a key have one owner."""
 
 
 class RecordingRules:
@@ -25,6 +29,7 @@ class RecordingRules:
     def change(self, policy: RecordPolicy) -> None:
         """Change the policy of all requests."""
         self._policy = policy
+        self._private: dict[str, RecordPolicy] = {}
         self.common_policy: RecordPolicy | None = None
         """The policy of all requests; None where it depends on the key, the model or the request."""
         if not self._less and policy.content_bytes is None and not self.keeps_of_keyless:
@@ -47,9 +52,16 @@ class RecordingRules:
                 content = False
         if content:
             if private_to and self._is_unsaid and self._policy.content_bytes is None:
-                return msgspec.structs.replace(self._policy, content_bytes=self._content_bytes, private_to=private_to)
+                return self._private.get(private_to) or self._private_policy(private_to)
             return self._policy
         return msgspec.structs.replace(self._policy, content_bytes=None)
+
+    def _private_policy(self, owner: str) -> RecordPolicy:
+        """Return the policy by which texts are kept in memory for an owner."""
+        policy = msgspec.structs.replace(self._policy, content_bytes=self._content_bytes, private_to=owner)
+        if len(self._private) < OWNERS_KNOWN:
+            self._private[owner] = policy
+        return policy
 
 
 def policy_of(settings: Record, *, keeps_texts: bool = False) -> RecordPolicy:

@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 
 from callgate.http.trace_context import Trace
+from callgate.recorder.ended_run import EndedRun
 from callgate.recorder.newest_runs import NewestRuns
 from callgate.recorder.recording import RunRecording
 from callgate.recorder.store import (
@@ -47,8 +48,10 @@ BATCH_SECONDS: Final = 0.25
 BACKLOG_BYTES: Final = 64 * 1024 * 1024
 """The limit of the queue for the file. Beyond it runs are dropped and counted; requests never wait."""
 PRUNE_SECONDS: Final = 3600.0
+USAGE_SECONDS: Final = 1.0
+"""How often usage is added up and written. It takes as long as to write a hundred runs, however many have ended."""
 COUNT_SECONDS: Final = 5.0
-"""How often usage is added up while no run ends."""
+"""How often that is done while no run ends."""
 DAMAGED: Final = "it is damaged"
 OF_BEFORE: Final = "it was written by an earlier version of Callgate"
 
@@ -65,8 +68,8 @@ class RunWriter:
         on_dropped: Callable[[], None],
         on_row: Callable[[RunRow], None],
     ) -> None:
-        """`folder`: the folder of the file; None if runs are kept in memory only, and usage in `memory`. `on_row` is called in the
-        thread for each run."""
+        """`folder`: the folder of the file; None if runs are kept in memory only, and usage in `memory`. `on_row` is called for each
+        run, in the thread or on the event loop."""
         self.policy = RecordPolicy()
         """Decides how long runs stay in the file."""
         self.export: Callable[[Sequence[tuple[RecordedRun, Trace]]], None] | None = None
@@ -93,6 +96,7 @@ class RunWriter:
         # In the thread.
         self._store: RunStore | None = None
         self._unwritten: list[RunRecording] = []
+        self._counted_at = -USAGE_SECONDS
         self._pruned_at = -PRUNE_SECONDS
 
     # -- on the event loop
@@ -113,6 +117,7 @@ class RunWriter:
             self._encoding.cancel()
             self._encoding = None
         batch: list[RunRecording] = []
+        in_memory: list[EndedRun] = []
         weight = 0
         end = monotonic() + ENCODING_SECONDS
         while self._unencoded:
@@ -123,14 +128,33 @@ class RunWriter:
             if self._bytes + weight > BACKLOG_BYTES:
                 self._on_dropped()
                 self._forget(recording)
-            elif not recording.is_encoded_quickly() or (self._encode(recording) and self._keeps(recording)):
+            elif recording.is_encoded_quickly():
+                if not self._encode(recording) or not self._keeps(recording):
+                    continue
+                if self._folder is None and recording.ended is not None:
+                    in_memory.append(recording.ended)
+                    continue
                 weight += recording.weight()
                 batch.append(recording)
+            else:
+                weight += recording.weight()
+                batch.append(recording)
+        if in_memory:
+            self._keep_in_memory(in_memory)
         if batch:
             with self._lock:
                 self._bytes += weight
             self.open()
             self._queue.put(batch)
+
+    def _keep_in_memory(self, runs: Sequence[EndedRun]) -> None:
+        """Keep runs where there is no file: nothing is left for the thread to do."""
+        self._newest.add(runs)
+        with self._lock:
+            for run in runs:
+                self._waiting.pop(run.id, None)
+        for run in runs:
+            self._on_row(run.row)
 
     @property
     def has_waiting(self) -> bool:
@@ -224,8 +248,11 @@ class RunWriter:
             fresh = self._encoded(batch)
             self._newest.add(run.ended for run in fresh if run.ended is not None and not run.is_deleted)
             self._unwritten += fresh
-            self._usage.add_up()
-            written = self._write()
+            is_counted = not is_open or monotonic() - self._counted_at > USAGE_SECONDS
+            if is_counted:
+                self._counted_at = monotonic()
+                self._usage.add_up()
+            written = self._write(with_usage=is_counted)
             if not is_open:
                 written += self._give_up()
             for id in self._finish(written):
@@ -240,8 +267,11 @@ class RunWriter:
 
     def _next_batch(self) -> tuple[list[RunRecording], bool]:
         """Wait for a run, then a moment for more, and return them all, with False if the writer is closing."""
+        seconds = COUNT_SECONDS
+        if self._usage.has_unwritten:
+            seconds = max(self._counted_at + USAGE_SECONDS - monotonic(), 0.0) + BATCH_SECONDS
         try:
-            first = self._queue.get(timeout=COUNT_SECONDS)
+            first = self._queue.get(timeout=seconds)
         except queue.Empty:
             return [], True
         if first is None:
@@ -284,23 +314,26 @@ class RunWriter:
             self._bytes -= weight
         return is_kept
 
-    def _write(self) -> list[RunRecording]:
-        """Write runs and usage, and return the runs that are written. What cannot be written now is written later."""
+    def _write(self, *, with_usage: bool) -> list[RunRecording]:
+        """Write runs, and usage where it is due, and return the runs that are written. What cannot be written now is written
+        later."""
         written: list[RunRecording] = []
+        if not self._usage.has_unwritten:
+            with_usage = False
         if self._folder is None:
             written += self._unwritten
-            if self._memory is not None and self._usage.has_unwritten:
+            if self._memory is not None and with_usage:
                 self._usage.write(self._memory)
-        elif self._unwritten or self._usage.has_unwritten:
+        elif self._unwritten or with_usage:
             try:
                 try:
-                    self._write_to_file(self._folder, written)
+                    self._write_to_file(self._folder, written, with_usage=with_usage)
                 except StoreDamaged:
                     inode = None if self._store is None else self._store.inode
                     self._close_store()
                     self._note_set_aside(self._folder, set_aside_damaged(self._folder, inode), DAMAGED)
                     written.clear()
-                    self._write_to_file(self._folder, written)
+                    self._write_to_file(self._folder, written, with_usage=with_usage)
             except StoreUnusable as failure:
                 self._note_failure(failure)
                 self._close_store()
@@ -311,10 +344,11 @@ class RunWriter:
         del self._unwritten[: len(written)]
         return written
 
-    def _write_to_file(self, folder: Path, written: list[RunRecording]) -> None:
+    def _write_to_file(self, folder: Path, written: list[RunRecording], *, with_usage: bool) -> None:
         self._store = self._opened_store(folder)
         self._add(self._store, self._unwritten, written)
-        self._usage.write(self._store)
+        if with_usage:
+            self._usage.write(self._store)
 
     def _opened_store(self, folder: Path) -> RunStore:
         if self._store is not None and not self._store.is_in_place():

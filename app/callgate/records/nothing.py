@@ -1,6 +1,6 @@
 """Stands where nothing is recorded: the ports of recording without a recorder behind them."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, ClassVar, Final, NoReturn
 
@@ -61,6 +61,9 @@ class UnkeptRecording(msgspec.Struct, eq=False, gc=False):
 
     def events_listener(self, choice: int) -> Listener:
         return DEAF
+
+    def keep_request(self, body: Mapping[str, Any], bytes: int | None) -> None:
+        """Forget what was asked."""
 
     def keep_text(self, part: str, text: str) -> None:
         """Forget the text."""

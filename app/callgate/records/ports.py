@@ -48,6 +48,11 @@ class Recording(Protocol):
         """Return the listener that records the events of one choice."""
         ...
 
+    def keep_request(self, body: Mapping[str, Any], bytes: int | None) -> None:
+        """Keep what was asked, if the policy keeps texts. `bytes`: how long it is, where all of it is in the client's own bytes, which
+        nobody changes."""
+        ...
+
     def keep_text(self, part: str, text: str) -> None:
         """Keep a text, if the policy keeps texts."""
         ...
