@@ -41,8 +41,13 @@ ORPHAN_SECONDS = 2.0
 """How long a start waits for its port while workers of the same user have it, whose parent may have died."""
 UNSENT_BYTES = 131_072
 """Bytes of a response that the system buffers for a slow client. Its default is megabytes, and as much is read of the model."""
-GARBAGE_OBJECTS = 5_000
-"""The threshold of the garbage collector's first generation. A request with hundreds of tools makes a thousand objects."""
+GARBAGE_OBJECTS = 50_000
+"""The threshold of the garbage collector's first generation: more than hundreds of requests under way have, which it would search as
+often as they are answered. What a request leaves is freed without it (`tests/e2e/test_leaves_no_cycles.py`)."""
+YOUNG_COLLECTIONS = 2
+"""Collections of the first generation to one of the second."""
+OLDER_COLLECTIONS = 20
+"""Collections of the second generation to one of all objects."""
 CUT_OFF = 4
 """The exit code when requests were still running at the end of the drain."""
 LOOK_SECONDS = 0.1
@@ -250,7 +255,7 @@ class DrainingServer(uvicorn.Server):
         # All objects so far stay alive. Excluding them from garbage collection saves pauses of tens of milliseconds.
         gc.freeze()
         gc.enable()
-        gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
+        gc.set_threshold(GARBAGE_OBJECTS, YOUNG_COLLECTIONS, OLDER_COLLECTIONS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Idle connections stay open until the end, because a request may be on its way.
