@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from callgate.state.database import DatabaseAway
 from callgate.state.entry import CallState, NotRecorded
-from callgate.state.local.sqlite import FILE, DamagedLedger, SqliteLedger, check_ledger
+from callgate.state.local.sqlite import FILE, DamagedLedger, SqliteLedger, check_ledger, open_file
 from callgate.state.local.sqlite_database import SqliteDatabase
+from callgate.state.tables import CALL_COLUMNS
 from tests.harness.process import child_environment
 from tests.state.entries import entry
 
@@ -302,3 +303,24 @@ async def test_a_ledger_that_was_emptied_is_no_new_one(tmp_path: Path) -> None:
     with pytest.raises(DamagedLedger, match="emptied"):
         again.open()
     await again.close()
+
+
+async def test_calls_have_the_states_that_there_are_and_no_others(tmp_path: Path) -> None:
+    async with opened_ledger(tmp_path):
+        with contextlib.closing(open_file(tmp_path / FILE)) as database:
+            values = dict.fromkeys(CALL_COLUMNS, 0) | {"arguments": None, "result": None}
+            insert = f"INSERT INTO calls ({', '.join(CALL_COLUMNS)}) VALUES ({', '.join('?' * len(CALL_COLUMNS))})"
+            for state in CallState:
+                database.execute(insert, [*(values | {"id": state.value, "state": state.value}).values()])
+            with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+                database.execute(insert, [*(values | {"id": "other", "state": "lost"}).values()])
+
+
+async def test_a_row_is_checked_without_an_index_of_its_own(tmp_path: Path) -> None:
+    async with opened_ledger(tmp_path):
+        with contextlib.closing(open_file(tmp_path / FILE)) as database:
+            tables = [name for [name] in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            assert {"calls", "runs", "approvals"} <= {*tables}
+            for table in tables:
+                steps = database.execute(f"EXPLAIN INSERT INTO {table} DEFAULT VALUES")
+                assert "OpenEphemeral" not in [step[1] for step in steps], table

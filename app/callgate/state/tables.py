@@ -4,6 +4,9 @@
 seconds since 1970, so that the clocks of the machines need not agree. `{on_fleet}` is true if a call was offered to workers, and
 `{ended_by_worker}` if a worker has ended it, which in SQLite none can; `{off_fleet}` forgets an offer.
 `{taking}` and `{taken}` enclose the takeover of runs, which also moves their open calls; in SQLite a trigger does that.
+
+The states of a column are checked with `OR`: of `IN` SQLite makes an index of its own, for each row that is written anew, which took
+a third of what it takes to write a call.
 """
 
 from typing import Any, Final
@@ -22,8 +25,10 @@ CREATE TABLE IF NOT EXISTS calls (
   writes {int} NOT NULL,
   started_at {real} NOT NULL,
   ended_at {real},
-  state TEXT NOT NULL
-    CHECK (state IN ('waiting', 'started', 'done', 'failed', 'cancelled', 'withdrawn', 'unknown')),
+  state TEXT NOT NULL CHECK (
+    state = 'waiting' OR state = 'started' OR state = 'done' OR state = 'failed' OR state = 'cancelled' OR state = 'withdrawn'
+    OR state = 'unknown'
+  ),
   note TEXT NOT NULL DEFAULT '',
   arguments TEXT,
   result TEXT,
@@ -58,7 +63,7 @@ CREATE TABLE IF NOT EXISTS runs (
   request_digest {blob} NOT NULL,
   face TEXT NOT NULL,
   request {blob} NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('running', 'done', 'cancelled')),
+  state TEXT NOT NULL CHECK (state = 'running' OR state = 'done' OR state = 'cancelled'),
   background {int} NOT NULL,
   owner TEXT,
   epoch {int} NOT NULL,
@@ -97,7 +102,9 @@ CREATE TABLE IF NOT EXISTS approvals (
   hash TEXT NOT NULL,
   since {real} NOT NULL,
   expires {real} NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('waiting', 'approved', 'denied', 'expired', 'withdrawn')),
+  state TEXT NOT NULL CHECK (
+    state = 'waiting' OR state = 'approved' OR state = 'denied' OR state = 'expired' OR state = 'withdrawn'
+  ),
   decided_by TEXT NOT NULL DEFAULT '',
   reason TEXT NOT NULL DEFAULT ''
 ){strict}
