@@ -241,9 +241,13 @@ class HttpLink(_Link):
         if self.gone.done():
             raise not_sent(self.gone, "the connection was closed")
         id = f"c{next(self._ids)}"
+        reading = _AnswerStream(id, report, elicitations)
         self._asking += 1
         try:
-            return await self._ask_over_http(method, params, _AnswerStream(id, report, elicitations))
+            answer = await self._post(method, params, reading)
+            if answer is None:
+                return await self._resumed(reading)
+            return answer
         except asyncio.CancelledError:
             if not self._terms.modern:  # since 2026-07-28 closing the stream cancels
                 self._send_aside(cancellation(id))
@@ -265,7 +269,10 @@ class HttpLink(_Link):
             if not self._asking:
                 self._nothing_asked.set()
 
-    async def _ask_over_http(self, method: str, params: Mapping[str, Any], reading: "_AnswerStream") -> RpcAnswer:
+    def _post(
+        self, method: str, params: Mapping[str, Any], reading: "_AnswerStream"
+    ) -> Coroutine[Any, Any, RpcAnswer | None]:
+        """Send a request and read the answer; None where its stream ends before."""
         headers = self._headers
         if self._terms.modern:
             headers = {**headers, "Mcp-Method": method}
@@ -273,12 +280,8 @@ class HttpLink(_Link):
                 headers["Mcp-Name"] = encode_header_value(name)
         body = request(reading.id, method, params, self._terms)
         if self._sender is None:
-            answer = await self._answer_of(headers, body, reading)
-        else:
-            answer = await self._authorized_answer(self._sender, headers, body, reading)
-        if answer is not None:
-            return answer
-        return await self._resumed(reading)
+            return self._answer_of(headers, body, reading)
+        return self._authorized_answer(self._sender, headers, body, reading)
 
     async def _authorized_answer(
         self, sender: Sender, headers: Mapping[str, str], body: bytes, reading: "_AnswerStream"
@@ -295,19 +298,22 @@ class HttpLink(_Link):
             raise refused_again(sender.server) from None
 
     async def _answer_of(self, headers: Mapping[str, str], body: bytes, reading: "_AnswerStream") -> RpcAnswer | None:
-        """Send a request and read the answer; None where its stream ends before."""
         id = reading.id
-        async with self._room, self._http.post(self.spec.url, headers, body, _DEADLINES) as response:
-            if response.status != 200:
-                self._check_authorized(response)
-                return await self._refused(response, id)
-            answered = response.headers()
-            kind = _type(answered)
-            if kind == _JSON:
-                return _whole(id, *await _read(response, answered, MAX_MESSAGE_BYTES))
-            if kind != EVENTS:
-                raise Unreadable(f"The tool's server answered with {kind[:80]}, which is not the protocol's.")
-            return await self._follow(response, reading)
+        async with self._room:
+            response = await self._http.send("POST", self.spec.url, headers, body, _DEADLINES)
+            try:
+                if response.status != 200:
+                    self._check_authorized(response)
+                    return await self._refused(response, id)
+                answered = response.headers()
+                kind = _type(answered)
+                if kind == _JSON:
+                    return _whole(id, *await _read(response, answered, MAX_MESSAGE_BYTES))
+                if kind != EVENTS:
+                    raise Unreadable(f"The tool's server answered with {kind[:80]}, which is not the protocol's.")
+                return await self._follow(response, reading)
+            finally:
+                response.leave()
 
     def _check_authorized(self, response: Response) -> None:
         """Raise where what authorized a request was refused."""
@@ -508,9 +514,11 @@ class _AnswerStream:
         self.elicitations = elicitations
         self.last_id: str | None = None
         self.retry: int | None = None
-        self._events = EventStreamReader(MAX_MESSAGE_BYTES)
+        self._events: EventStreamReader | None = None
 
     def feed(self, data: bytes) -> list[Event]:
+        if self._events is None:
+            self._events = EventStreamReader(MAX_MESSAGE_BYTES)
         events = self._events.events(data)
         for event in events:
             self.last_id = event.id or self.last_id
@@ -519,7 +527,7 @@ class _AnswerStream:
         return events
 
     def again(self) -> None:
-        self._events = EventStreamReader(MAX_MESSAGE_BYTES)
+        self._events = None
 
 
 def _type(headers: Mapping[str, str]) -> str:
@@ -544,11 +552,8 @@ async def _read(response: Response, headers: Mapping[str, str], max_bytes: int) 
 def _whole(id: str, body: bytes, missing: int) -> RpcAnswer:
     if missing:
         return answer_in_part(body, missing)
-    messages = map(read_message, batch_of(body))
-    message = next(
-        (candidate for candidate in messages if candidate and candidate.method is None and candidate.id in (id, None)),
-        None,
-    )
-    if message is None:
-        raise Unreadable("The tool's server sent an answer that is not the protocol's.")
-    return answer_in(message)
+    for data in batch_of(body):
+        message = read_message(data)
+        if message is not None and message.method is None and message.id in (id, None):
+            return answer_in(message)
+    raise Unreadable("The tool's server sent an answer that is not the protocol's.")

@@ -26,13 +26,17 @@ def outcome_of(
         return Failed("The tool's server sent an answer without a result.")
     if result.kind == INPUT_REQUIRED:
         return Failed(NOBODY_HERE, FailureKind.REFUSED)
-    for_model = [piece for piece in result.content if not _is_for_user_alone(piece)]
-    is_all = len(for_model) == len(result.content)
+    for_model = result.content
+    is_all = not any(map(_is_for_user_alone, for_model))
+    if not is_all:
+        for_model = [piece for piece in for_model if not _is_for_user_alone(piece)]
     files: tuple[File, ...] = ()
     if with_files:
         files = tuple(file for piece in for_model if (file := _file_of(piece)) is not None)[:MAX_FILES]
         for_model = [piece for piece in for_model if _file_of(piece) not in files]
-    texts, images = _read([*for_model, *map(_of_resource, result.contents)], reader)
+    if result.contents:
+        for_model = [*for_model, *map(_of_resource, result.contents)]
+    texts, images = _read(for_model, reader)
     if not is_all:
         texts.append(FOR_USER)
     text = "\n".join(texts)
@@ -66,6 +70,9 @@ def _read(content: list[Content], reader: str) -> tuple[list[str], tuple[Image, 
     texts: list[str] = []
     images: list[Image] = []
     for piece in content:
+        if piece.type == "text":
+            texts.append(piece.text or "")
+            continue
         for part in _parts(piece, reader):
             if isinstance(part, Image):
                 images.append(part)
@@ -90,8 +97,6 @@ def _file_of(piece: Content) -> File | None:
 
 def _parts(piece: Content, reader: str) -> Iterator[str | Image]:
     match piece:
-        case Content(type="text"):
-            yield piece.text or ""
         case Content(type="image", data=str(data)):
             yield Image(data, piece.mime_type or "image")
         case Content(type="audio", data=str(data)):

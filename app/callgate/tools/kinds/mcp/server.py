@@ -222,23 +222,25 @@ class McpSource:
         if session is not None:
             await session.close()
 
-    async def call(self, tool: Descriptor, arguments: Mapping[str, Any], context: CallContext) -> RpcAnswer:
+    def call(self, tool: Descriptor, arguments: Mapping[str, Any], context: CallContext) -> Awaitable[RpcAnswer]:
         """Call a tool, and answer what it asks a person meanwhile."""
-        return await self._asked(CALL, {"name": tool.name, "arguments": arguments}, context, direct=tool.direct)
+        return self._asked(CALL, {"name": tool.name, "arguments": arguments}, context, direct=tool.direct)
 
-    async def read(self, uri: str, context: CallContext) -> RpcAnswer:
+    def read(self, uri: str, context: CallContext) -> Awaitable[RpcAnswer]:
         """Read a resource, and answer what that asks a person."""
-        return await self._asked(READ, {"uri": uri}, context, direct=True)
+        return self._asked(READ, {"uri": uri}, context, direct=True)
 
-    async def _asked(self, method: str, params: Mapping[str, Any], context: CallContext, *, direct: bool) -> RpcAnswer:
+    def _asked(
+        self, method: str, params: Mapping[str, Any], context: CallContext, *, direct: bool
+    ) -> Awaitable[RpcAnswer]:
         if not self._spec.modes:
-            return await self._send(method, params, context, None, direct=direct)
+            return self._send(method, params, context, None, direct=direct)
         asking = Elicitations(self.name, self._spec.modes, context.ask)
 
         async def send(answers: Mapping[str, Any]) -> RpcAnswer:
             return await self._send(method, {**params, **answers}, context, asking, direct=direct)
 
-        return await in_rounds(send, asking)
+        return in_rounds(send, asking)
 
     async def _send(
         self,
@@ -252,33 +254,22 @@ class McpSource:
         """Send a request; a second time on a new session, where the server only refused the old one."""
         self._under_way += 1
         try:
-            return await self._answer(method, params, context, asking, direct=direct)
+            if self._session is None and self.needs_login is not None:
+                raise self.needs_login
+            session = self._session or await self._renewed(None)
+            try:
+                answer = await session.call(params, context.report, direct=direct, elicitations=asking, method=method)
+            except Forgotten:
+                self._renewing = self._renewing or self._session is session
+                session = await self._renewed(session)
+                return await session.call(params, context.report, direct=direct, elicitations=asking, method=method)
+            if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and direct and method == CALL:
+                # Refused for its format, before anything ran; the SDK supports other versions.
+                return await session.call(params, context.report, direct=False, elicitations=asking)
+            return answer
         finally:
             self._under_way -= 1
             self._end_where_quiet()
-
-    async def _answer(
-        self,
-        method: str,
-        params: Mapping[str, Any],
-        context: CallContext,
-        asking: Elicitations | None,
-        *,
-        direct: bool,
-    ) -> RpcAnswer:
-        if self._session is None and self.needs_login is not None:
-            raise self.needs_login
-        session = self._session or await self._renewed(None)
-        try:
-            answer = await session.call(params, context.report, direct=direct, elicitations=asking, method=method)
-        except Forgotten:
-            self._renewing = self._renewing or self._session is session
-            session = await self._renewed(session)
-            return await session.call(params, context.report, direct=direct, elicitations=asking, method=method)
-        if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and direct and method == CALL:
-            # Refused for its format, before anything ran; the SDK supports other versions.
-            return await session.call(params, context.report, direct=False, elicitations=asking)
-        return answer
 
     async def _renewed(self, old: Session | None) -> Session:
         """Wait for the session after this one. Raises `NotSent` where none is being opened, or that fails, and

@@ -216,7 +216,7 @@ class Session:
         self._changed = True
         self._stirred.set()
 
-    async def call(
+    def call(
         self,
         params: Mapping[str, Any],
         report: Report,
@@ -224,10 +224,15 @@ class Session:
         direct: bool,
         elicitations: Elicitations | None = None,
         method: str = CALL,
-    ) -> RpcAnswer:
-        """Call a tool, or read a resource. Raises `Gone` where the connection was lost."""
+    ) -> Awaitable[RpcAnswer]:
+        """Call a tool, or read a resource. Raises `Gone` where the connection was lost, at once or when it is awaited."""
         if elicitations is None:
-            return await self._call(method, params, report, direct, None)
+            return self._call(method, params, report, direct, None)
+        return self._call_that_asks(method, params, report, direct, elicitations)
+
+    async def _call_that_asks(
+        self, method: str, params: Mapping[str, Any], report: Report, direct: bool, elicitations: Elicitations
+    ) -> RpcAnswer:
         leave = self._calls.enter(elicitations)
         try:
             return await self._call(method, params, report, direct, elicitations)
@@ -235,9 +240,9 @@ class Session:
             leave()
             await elicitations.close()
 
-    async def _call(
+    def _call(
         self, method: str, params: Mapping[str, Any], report: Report, direct: bool, elicitations: Elicitations | None
-    ) -> RpcAnswer:
+    ) -> Awaitable[RpcAnswer]:
         if self._ended.is_set() or self._client is None:
             raise not_sent(self._link.gone, "the session has ended")
         if (trace := TRACE.get()) is not None:
@@ -250,8 +255,8 @@ class Session:
                 }
             )
         if direct and self._link.direct:
-            return await self._link.ask(method, params, report, elicitations)
-        return await self._call_through_sdk(self._client, method, params, report)
+            return self._link.ask(method, params, report, elicitations)
+        return self._call_through_sdk(self._client, method, params, report)
 
     async def _call_through_sdk(
         self, client: Client, method: str, params: Mapping[str, Any], report: Report
