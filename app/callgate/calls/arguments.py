@@ -133,7 +133,9 @@ class Fragments(msgspec.Struct, eq=False, kw_only=True):
 
     def text(self) -> str:
         """Return all of it as the model wrote it; an object that came instead of text, as JSON."""
-        return join_halves("".join(part if isinstance(part, str) else _encoded(part) for part in self._all()))
+        if self._others:
+            return join_halves("".join(part if isinstance(part, str) else _encoded(part) for part in self._all()))
+        return join_halves("".join(self._all()))
 
     def read(self) -> Arguments:
         if self.too_large:
@@ -251,9 +253,10 @@ class Fragments(msgspec.Struct, eq=False, kw_only=True):
             self._parts.append("".join(self._pieces))
             self._pieces.clear()
 
-    def _all(self) -> Iterator[Any]:
-        yield from self._parts
-        yield from self._pieces
+    def _all(self) -> list[Any]:
+        if not self._parts:
+            return self._pieces
+        return [*self._parts, *self._pieces]
 
 
 def _size(text: str) -> int:

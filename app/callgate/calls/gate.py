@@ -288,6 +288,8 @@ def _without_wrapper(value: dict[str, Any], tool: OfferedTool) -> dict[str, Any]
 
 def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Sequence[FoundCall]:
     """Return the calls inside a wrapper, or the call itself if it is not exactly of that shape."""
+    if call.name in offer:
+        return (call,)
     inner = _inner(call, offer)
     if inner is None:
         return (call,)
