@@ -566,7 +566,8 @@ class _Conversation(msgspec.Struct):
         answers: dict[str, Outcome] = {}
         for call in plan.broken:
             answers[call.id] = Failed(feedback.explain(call, self.toolbox.offer), FailureKind.NOT_RUN)
-        answers |= _refuse(plan.postponed, feedback.ONE_AT_A_TIME)
+        if plan.postponed:
+            answers |= _refuse(plan.postponed, feedback.ONE_AT_A_TIME)
         if not plan.ours:
             return answers
         if self.ran >= self.rules.max_iterations:
@@ -574,8 +575,9 @@ class _Conversation(msgspec.Struct):
             return answers | _refuse(plan.ours, feedback.LIMIT_REACHED)
         now = plan.ours
         most = self.rules.max_calls_per_turn
-        answers |= _refuse(now[most:], feedback.TOO_MANY_CALLS)
-        now = now[:most]
+        if len(now) > most:
+            answers |= _refuse(now[most:], feedback.TOO_MANY_CALLS)
+            now = now[:most]
         if self.rules.max_calls is not None:
             remaining = self.rules.max_calls - self.called
             answers |= _refuse(now[remaining:], feedback.ENOUGH_CALLS)

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallEnded, CallStarted
+from callgate.conversation.listeners import NOTHING
 from callgate.conversation.ports import Emit, ProgressReport, Toolbox
 from callgate.conversation.progress import CallReports
 from callgate.conversation.side_by_side import side_by_side
@@ -92,11 +93,19 @@ class _TurnCall(msgspec.Struct, eq=False, kw_only=True):
             self.order.end(self.place)
         return outcome
 
-    async def _start(self) -> None:
+    def _start(self) -> Awaitable[None]:
         """Emit that the call starts, once: when it waits for its approval or begins, and not while it waits for others."""
-        if self._started is None:
-            await self.emit(CallStarted(self.turn, self.call, self.toolbox.writes(self.call)))
-            self._started = self.clock()
+        if self._started is not None:
+            return NOTHING
+        emitting = self.emit(CallStarted(self.turn, self.call, self.toolbox.writes(self.call)))
+        if emitting is not NOTHING:
+            return self._started_once(emitting)
+        self._started = self.clock()
+        return NOTHING
+
+    async def _started_once(self, emitted: Awaitable[None]) -> None:
+        await emitted
+        self._started = self.clock()
 
     async def _begin_in_order(self) -> None:
         assert self.order is not None, "it is one of several"

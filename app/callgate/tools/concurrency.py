@@ -251,3 +251,7 @@ class Slots:
         heir._held = self._held
         self._held = []
         return heir
+
+
+NO_SLOTS = Slots([])
+"""Those of every call that nothing limits."""

@@ -7,7 +7,7 @@ retries, and the size of the result.
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -22,12 +22,13 @@ from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.calls.selection import OF_REQUESTS
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.conversation.ids import random_bits
+from callgate.conversation.listeners import NOTHING
 from callgate.conversation.ports import Begin, DeferredTools, Message, Plan, ProgressReport, Report, begin_at_once
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
 from callgate.tools.call_questions import CallQuestions
-from callgate.tools.concurrency import CallDeadlines, ConcurrencyLimits, QueueFull, Slots
+from callgate.tools.concurrency import NO_SLOTS, CallDeadlines, ConcurrencyLimits, QueueFull, Slots
 from callgate.tools.executor import CallContext, Charge, Executor, Safety, Tool
 from callgate.tools.own_tool import OwnTool
 from callgate.tools.questions import PersonsAnswer, Question
@@ -93,7 +94,7 @@ class CallRecord(Protocol):
         """Record that it waits for approval or for a place."""
         ...
 
-    async def begin(self) -> Outcome | None:
+    def begin(self) -> Awaitable[Outcome | None]:
         """Record that it begins; it runs only if this returns None, and else has this outcome."""
         ...
 
@@ -118,7 +119,8 @@ class _NoRecord:
 
     def wait(self) -> None: ...
 
-    async def begin(self) -> None: ...
+    def begin(self) -> Awaitable[None]:
+        return NOTHING
 
     def end(self, outcome: Outcome) -> None: ...
 
@@ -357,7 +359,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             trace.call(call.id, {**description, "callgate.call.safety": str(entry.tool.policy.safety)})
         record: CallRecord = _NO_RECORD
         if self.journal is not None:
-            record = self.journal.record(call, max(self._turn, 0), writes=self.writes(call), offered=entry.tool.offered)
+            writes = entry.tool.policy.safety is not Safety.READ_ONLY
+            record = self.journal.record(call, max(self._turn, 0), writes=writes, offered=entry.tool.offered)
         if call.name != entry.tool.name:
             call = replace(call, name=entry.tool.name)
         if self.is_screened is not None and self.is_screened(entry.names()):
@@ -371,7 +374,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         )
         if entry.tool.asks and self.put is not None:
             attempts.let_ask(self.put)
-        slots = Slots(self.limits.on_the_way_to(entry.address, entry.source, entry.tool.queue))
+        limiters = self.limits.on_the_way_to(entry.address, entry.source, entry.tool.queue)
+        slots = Slots(limiters) if limiters else NO_SLOTS
         try:
             outcome = await self._admitted(entry, attempts, slots, record, begin)
             if outcome is None:
@@ -536,13 +540,15 @@ class _Attempts(msgspec.Struct, eq=False, kw_only=True):
         self.questions = questions = CallQuestions(ask)
         self.context = replace(context, ask=questions.ask)
 
-    async def outcome(self, slots: Slots) -> Outcome:
+    def outcome(self, slots: Slots) -> Coroutine[Any, Any, Outcome]:
         """Return the tool's outcome within its timeout, with retries where they are safe and may help."""
         policy = self.tool.policy
-        deadline = monotonic() + policy.timeout
-        retries = 0
-        if policy.safety is Safety.READ_ONLY:
-            retries = policy.retries
+        if policy.retries and policy.safety is Safety.READ_ONLY:
+            return self._retried(policy.retries, slots)
+        return self._attempt(policy.timeout, slots)
+
+    async def _retried(self, retries: int, slots: Slots) -> Outcome:
+        deadline = monotonic() + self.tool.policy.timeout
         failures = 0
         while True:
             outcome = await self._attempt(deadline - monotonic(), slots)
