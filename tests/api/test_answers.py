@@ -214,3 +214,47 @@ async def test_answers_that_end_at_once_share_one_timer(monkeypatch: pytest.Monk
     answers = [asyncio.create_task(run_unless_disconnected(asyncio.sleep(0), receive, NEVER)) for _ in range(20)]
     await asyncio.gather(*answers)
     assert len(timers) <= 1
+
+
+async def test_open_streams_share_their_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    timers: list[float] = []
+    plain_call_at = loop.call_at
+
+    def noting_call_at(when: float, ring: Any, *given: Any, **more: Any) -> asyncio.TimerHandle:
+        if ring.__module__ == EventStream.__module__:
+            timers.append(when)
+        return plain_call_at(when, ring, *given, **more)
+
+    gate = asyncio.Event()
+    are_watched = asyncio.Event()
+    wires = [Wire() for _ in range(20)]
+    monkeypatch.setattr(loop, "call_at", noting_call_at)
+    streams = [asyncio.create_task(open_stream(wire, gate, Pulse(first=NEVER, heartbeat=NEVER))) for wire in wires]
+    for wire in wires:
+        await wire.until(1)
+    plain_call_at(loop.time() + 2 * LOOK_AFTER_SECONDS, are_watched.set)
+    await are_watched.wait()
+    assert len(timers) <= 3  # for the first look at the clients, the heartbeats, and the deadlines
+    gate.set()
+    await asyncio.gather(*streams)
+
+
+async def test_each_of_several_streams_beats_whichever_began_or_ended_before() -> None:
+    gates = [asyncio.Event() for _ in range(4)]
+    wires = [Wire() for _ in gates]
+    pulse = Pulse(first=NEVER, heartbeat=0.02)
+    streams = [asyncio.create_task(open_stream(wire, gate, pulse)) for wire, gate in zip(wires, gates, strict=True)]
+    for wire, gate, stream in zip(wires, gates, streams, strict=True):
+        assert await wire.until(3) == [b"word", b"beat", b"beat"]
+        gate.set()
+        await stream
+    assert [wire.bodies.count(b"") for wire in wires] == [1, 1, 1, 1]
+
+
+async def open_stream(wire: Wire, gate: asyncio.Event, pulse: Pulse) -> None:
+    async def chat(emit: Callable[[Any], Awaitable[None]]) -> None:
+        await emit(b"word")
+        await gate.wait()
+
+    await EventStream(chat, Letters(), lambda error=None: {}, pulse, NEVER).send(wire.receive, wire.send)

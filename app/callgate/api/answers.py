@@ -41,6 +41,8 @@ SendPiece: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 LOOK_AFTER_SECONDS = 0.05
 """How long an answer may take before the client's connection is watched."""
+STEPS: Final = 8
+"""How many times there are in the longest silence of a stream at which it is looked at."""
 
 JSON_TYPE = (b"content-type", b"application/json")
 
@@ -212,20 +214,20 @@ class EventStream:
     """Runs a chat and streams its answer; the status is sent with the first content."""
 
     __slots__ = (
+        "_alarms",
         "_beat",
         "_began",
         "_client_error",
         "_error_body",
         "_headers",
         "_keepers",
-        "_loop",
+        "_lookout",
         "_pulse",
         "_quiet_since",
         "_seconds",
         "_send",
         "_send_piece",
         "_started",
-        "_timer",
         "_when_drained",
         "_work",
         "_writer",
@@ -258,19 +260,20 @@ class EventStream:
         self._started = False
         self._began = 0.0
         self._quiet_since = 0.0
-        self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
         """Run the chat and send its answer; return its error, if any. Raises `ClientDisconnected` when the client disconnected."""
         self._send = send
-        self._loop = _lookout_here().loop
-        self._began = self._loop.time()
-        soonest = min(self._pulse.first, self._pulse.heartbeat)
-        self._timer = self._loop.call_at(self._began + soonest, self._start_beat)
+        self._lookout = lookout = _lookout_here()
+        self._began = lookout.loop.time()
+        self._wait(min(self._pulse.first, self._pulse.heartbeat), self._began)
         try:
+            emit: EmitAny = self._emit
+            if self._keepers:
+                emit = stored_before_sent(self._keepers, emit)
             async with watched(receive, self._seconds):
-                await self._work(self._emit())
+                await self._work(emit)
             error = None
         except ClientDisconnected:
             raise
@@ -295,56 +298,58 @@ class EventStream:
             await self._pass(self._writer.error(error))
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _emit(self) -> EmitAny:
-        """Return what takes the events of the work."""
-        write = self._writer.write
-        time = self._loop.time
-
+    def _emit(self, event: Any) -> Awaitable[None]:
         # No coroutine, because every chunk goes through here; the caller awaits `send`.
-        def emit(event: Any) -> Awaitable[None]:
-            if not (data := write(event)):
-                return NOTHING
-            if not self._started:
-                return self._start(data, is_masked=type(event) is Passed)  # then all are but an error
-            self._quiet_since = time()
-            return self._send_piece(data)
-
-        if self._keepers:
-            return stored_before_sent(self._keepers, emit)
-        return emit
+        data = self._writer.write(event)
+        if not data:
+            return NOTHING
+        if not self._started:
+            return self._start(data, is_masked=type(event) is Passed)  # then all are but an error
+        self._quiet_since = self._lookout.loop.time()
+        return self._send_piece(data)
 
     def _pass(self, data: bytes) -> Awaitable[None]:
         if not self._started:
             return self._start(data)
-        self._quiet_since = self._loop.time()
+        self._quiet_since = self._lookout.loop.time()
         return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _start(self, data: bytes, *, is_masked: bool = False) -> None:
         self._started = True
         await self._send(start_message(200, {**STREAM_HEADERS, **self._headers(None)}))
-        self._quiet_since = self._loop.time()
+        self._quiet_since = self._lookout.loop.time()
         self._send_piece = piece_sender(self._send, is_masked=is_masked)
         await self._send_piece(data)
 
-    # Heartbeats use a timer, which is much cheaper than a task: most answers end before the first heartbeat.
+    def _wait(self, seconds: float, since: float) -> None:
+        """Have the clock rung."""
+        self._alarms = alarms = self._lookout.alarms_after(seconds, EventStream._ring)
+        alarms.add(self, since)
 
-    def _start_beat(self) -> None:
-        now = self._loop.time()
+    def _ring(self) -> None:
+        """Begin a heartbeat if one is due, and wait for the next. One may come a little early, so that streams wait for the same times."""
+        now = self._lookout.loop.time()
+        heartbeat = self._pulse.heartbeat
+        step = heartbeat / STEPS
         if self._started:
-            due = self._quiet_since + self._pulse.heartbeat
+            due = self._quiet_since + heartbeat
+            is_due = due - now < step
         else:
             due = self._began + self._pulse.first
-        if due <= now:
-            self._beat = self._loop.create_task(self._send_beat())
-            due = now + self._pulse.heartbeat
-        self._timer = self._loop.call_at(due, self._start_beat)
+            is_due = due <= now
+        if is_due:
+            self._beat = self._lookout.loop.create_task(self._send_beat())
+            due = now + heartbeat
+        seconds = due - now
+        if self._started:
+            seconds = max(seconds // step, 1) * step
+        self._wait(seconds, now)
 
     async def _send_beat(self) -> None:
         await self._pass(self._writer.heartbeat())
 
     async def _stop_beating(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarms.discard(self)
         if self._beat is not None and not self._beat.done():
             self._beat.cancel()
             await asyncio.wait({self._beat})
@@ -407,7 +412,7 @@ def watched(receive: Receive, seconds: float | None = None) -> "_Watch":
     if seconds is not None and seconds < LOOK_AFTER_SECONDS:
         watch.begin()
     elif seconds is not None or watch.told_by is None:
-        lookout.add(watch)
+        lookout.looks.add(watch, watch.since)
     return watch
 
 
@@ -428,7 +433,8 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
     since: float
     told_by: ReadingConnection | None = None
     """The connection of our own server that calls when the client disconnects."""
-    timer: asyncio.TimerHandle | None = None
+    deadlines: "_Alarms | None" = None
+    """Where it waits for its deadline."""
     looking: asyncio.Task[None] | None = None
     _left: bool = False
     _due: bool = False
@@ -443,9 +449,9 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
     ) -> Awaitable[None]:
         if self._request is not None:
             self._request.when_left = None
-        self._lookout.waiting.pop(self, None)
-        if self.timer is not None:
-            self.timer.cancel()
+        self._lookout.looks.discard(self)
+        if self.deadlines is not None:
+            self.deadlines.discard(self)
         if self.looking is not None:
             return self._end(self.looking, error)
         if isinstance(error, asyncio.CancelledError):
@@ -482,7 +488,8 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
         if self.told_by is None or self.told_by.is_holding_back:
             self.looking = self._lookout.loop.create_task(self._look())
         if self._seconds is not None:
-            self.timer = self._lookout.loop.call_at(self.since + self._seconds, self.time_is_up)
+            self.deadlines = self._lookout.alarms_after(self._seconds, _Watch.time_is_up)
+            self.deadlines.add(self, self.since)
 
     async def _end(self, looking: asyncio.Task[None], error: BaseException | None) -> None:
         try:
@@ -498,37 +505,69 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
         self.client_left()
 
 
-class _Lookout:
-    """The watches of one event loop that have not begun, and one timer for all of them: to set and cancel one for each request
-    costs as much as all else about a watch."""
+class _Alarms:
+    """Rings for what waits for the same time, the oldest first, with one timer of the event loop for all of it: to set and cancel one for
+    each request costs as much as all else about a watch, and it takes most of a kilobyte while the request is open."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.thread = get_ident()
-        self.waiting: dict[_Watch, None] = {}
-        """The oldest first. A watch is taken out when its work has ended."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, ring: Callable[[Any], None]) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._ring = ring
+        self._waiting: dict[Any, float] = {}
+        """Since when each of them waits."""
         self._is_set = False
 
-    def add(self, watch: _Watch) -> None:
-        self.waiting[watch] = None
+    @property
+    def is_used(self) -> bool:
+        return self._is_set or bool(self._waiting)
+
+    def add(self, waiting: Any, since: float) -> None:
+        """`since` is not before that of those which were added before."""
+        self._waiting[waiting] = since
         if not self._is_set:
-            self._set(watch.since)
+            self._set(since)
+
+    def discard(self, waiting: Any) -> None:
+        self._waiting.pop(waiting, None)
 
     def _set(self, since: float) -> None:
         self._is_set = True
         # In an empty context, because the timer would otherwise keep the context of the request that started it.
-        self.loop.call_at(since + LOOK_AFTER_SECONDS, self._begin_oldest, context=Context())
+        self._loop.call_at(since + self._seconds, self._ring_for_oldest, context=Context())
 
-    def _begin_oldest(self) -> None:
-        """Begin the watches that have waited long enough, and set the timer for the next."""
+    def _ring_for_oldest(self) -> None:
+        """Ring for those that have waited long enough, and set the timer for the next."""
         self._is_set = False
-        now = self.loop.time()
-        for watch in tuple(self.waiting):
-            if watch.since + LOOK_AFTER_SECONDS > now:
-                self._set(watch.since)
-                return
-            del self.waiting[watch]
-            watch.begin()
+        now = self._loop.time()
+        due = []
+        for waiting, since in self._waiting.items():
+            if since + self._seconds > now:
+                self._set(since)
+                break
+            due.append(waiting)
+        for waiting in due:
+            del self._waiting[waiting]
+        for waiting in due:
+            self._ring(waiting)
+
+
+class _Lookout:
+    """The alarms of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.thread = get_ident()
+        self.looks = _Alarms(loop, LOOK_AFTER_SECONDS, _Watch.begin)
+        """For the watches that have not begun."""
+        self._others: dict[tuple[float, Callable[[Any], None]], _Alarms] = {}
+
+    def alarms_after(self, seconds: float, ring: Callable[[Any], None]) -> _Alarms:
+        """Return the alarms that ring so many seconds after what waits for them began to."""
+        alarms = self._others.get((seconds, ring))
+        if alarms is None:
+            self._others = {key: others for key, others in self._others.items() if others.is_used}
+            alarms = self._others[seconds, ring] = _Alarms(self.loop, seconds, ring)
+        return alarms
 
 
 _lookout: _Lookout | None = None

@@ -415,7 +415,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         """Note the tools with side effects that are started, for the error of a failure after them."""
         aftermath = self.context.aftermath
         aftermath.run_id = self.run_id
-        aftermath.sees = partial(self.runtime.access.may_see, self.caller)
+        aftermath.sees = self.diagnoses[choice].sees
         listeners.append(WriteNote(_context=self.context, _choice=choice))
 
     async def _recall_hosted(self, request: ChatRequest) -> None:

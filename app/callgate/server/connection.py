@@ -427,13 +427,17 @@ class ServerConnection(asyncio.Protocol):
     # -- requests
 
     def _described(self) -> dict[str, Any]:
-        """Return the ASGI scope of the request. The parts of an equal target and method are cached per connection."""
+        """Return the ASGI scope of the request. The parts of an equal target and method are kept from the second request of a connection on."""
         parser = self._parser
         request_line = (self._target, parser.get_method(), parser.get_http_version())
-        if request_line != self._request_line:
-            self._template = self._taken_apart(*request_line)
+        if request_line == self._request_line:
+            if not self._template:
+                self._template = self._taken_apart(*request_line)
+            scope = self._template.copy()
+        else:
             self._request_line = request_line
-        scope = self._template.copy()
+            self._template = {}
+            scope = self._taken_apart(*request_line)
         scope["headers"] = self._headers
         scope["state"] = self._app_state.copy()
         return scope
