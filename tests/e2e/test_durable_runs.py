@@ -16,6 +16,8 @@ import yaml
 
 from callgate.application import create_app
 from callgate.config.load import load
+from callgate.conversation.errors import ChatError
+from callgate.runs.durable_run import DurableRun
 from callgate.runs.durable_runs import MAX_RESUMES
 from callgate.state.database import DatabaseAway
 from callgate.state.local.sqlite import FILE
@@ -617,6 +619,34 @@ async def test_a_refused_response_in_the_background_leaves_its_key_free(pair: Pa
         await client.responses.delete(response.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.create(input="go", **asked)
+
+
+@IN_SQLITE
+async def test_a_response_that_is_deleted_before_its_run_has_ended_is_not_found_by_its_key(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.upstream.script("m", [Reply(text="Done.")])
+    ends = asyncio.Event()
+    settle = DurableRun.settle
+
+    async def settle_late(run: DurableRun, error: ChatError | None) -> None:
+        await ends.wait()
+        await settle(run, error)
+
+    monkeypatch.setattr(DurableRun, "settle", settle_late)
+    client: Any
+    async with pair.app() as one, openai_client(one) as client:
+        asked: dict[str, Any] = {"input": "go", "model": "m", "background": True, "extra_headers": KEY}
+        response = await client.responses.create(**asked)
+        async with await client.responses.retrieve(response.id, stream=True) as events:
+            assert [event.type async for event in events][-1] == "response.completed"
+        await client.responses.delete(response.id)
+        again = asyncio.create_task(client.responses.create(**asked))
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(response.id)
+        ends.set()
+        with pytest.raises(openai.NotFoundError):
+            await again
 
 
 def with_approvals(pair: Pair) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from callgate.models.litellm_lane.stream_bounds import EVENT, FrameBounds, LineBounds
 from callgate.untrusted.doors import TooMuch
+from tests.chaos.scale import dealt
 
 SIZES = (1, 7, 8192, 1 << 30)
 MANY = b"[" + b"{}," * EVENT.values + b"{}]"
@@ -53,10 +54,18 @@ def test_each_frame_is_bounded(stream: bytes, what: str, size: int) -> None:
     assert what_of(FrameBounds(), stream, size) == what
 
 
-@pytest.mark.parametrize("size", SIZES[1:])
-@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"], ids=["LF", "CR", "CRLF"])
+LINES = {"data": b"data: " + b"x" * 1000, "comment": b": " + b"x" * 1000, "no field": b"{" + b"x" * 1000}
+ENDS = {"LF": b"\n", "CR": b"\r", "CRLF": b"\r\n"}
+
+
 @pytest.mark.parametrize(
-    "line", [b"data: " + b"x" * 1000, b": " + b"x" * 1000, b"{" + b"x" * 1000], ids=["data", "comment", "no field"]
+    ("line", "end", "size"),
+    [
+        pytest.param(LINES[line], ENDS[end], size, id=f"{line}-{end}-{size}")
+        for row, line in enumerate(LINES)
+        for place, end in enumerate(ENDS)
+        for size in dealt(SIZES[1:], 3, row + place)
+    ],
 )
 def test_the_lines_of_one_event_are_bounded(line: bytes, end: bytes, size: int) -> None:
     many = (line + end) * 800

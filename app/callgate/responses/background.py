@@ -218,7 +218,9 @@ class BackgroundResponses:
         if run.has_ended or run.status != 200:
             return None
         events = events_in(b"".join(run.parts))
-        return fields_of(events[0])["response"] if events else None
+        if not events or events[-1].startswith(ENDS):  # of one that is complete there was a record, which has been deleted
+            return None
+        return fields_of(events[0])["response"]
 
     async def _events(self, run_id: str, last: int) -> AsyncIterator[bytes]:
         active = self._runs.active(run_id)
