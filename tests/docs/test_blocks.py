@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shlex
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -361,6 +362,36 @@ async def test_every_command_of_a_page_runs_in_its_order(
                         await reader.run(line.strip())
     if not reader.ran:
         pytest.skip("; ".join(left_out))
+
+
+async def test_the_backup_of_a_page_waits_for_a_write_that_is_under_way(tmp_path: Path) -> None:
+    [command] = [line for _, _, block in shown("sh") for line in lines(block) if "sqlite3" in line]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "backup").mkdir()
+    file = tmp_path / "data" / "ledger.sqlite3"
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as database:
+        database.execute("CREATE TABLE calls (id)")
+        database.execute("BEGIN EXCLUSIVE")
+        async with child(["-c", command], command=["bash"], folder=tmp_path) as copying:
+            async with asyncio.timeout(SECONDS):
+                while not has_open(file, copying.process.pid):
+                    assert copying.process.returncode is None, copying.log
+                    await asyncio.sleep(0.01)
+            database.execute("INSERT INTO calls VALUES ('call_1')")
+            database.execute("COMMIT")
+            assert await copying.ended(SECONDS) == 0, copying.log
+    with contextlib.closing(sqlite3.connect(tmp_path / "backup" / "ledger.sqlite3")) as copy:
+        assert copy.execute("SELECT id FROM calls").fetchall() == [("call_1",)]
+
+
+def has_open(file: Path, process: int) -> bool:
+    """Return whether a process, or one that it has started, has a file open."""
+    try:
+        files = [link.readlink() for link in Path(f"/proc/{process}/fd").iterdir()]
+        started = Path(f"/proc/{process}/task/{process}/children").read_text("ascii").split()
+    except OSError:  # it has ended, or closed one of them meanwhile
+        return False
+    return file in files or any(has_open(file, int(each)) for each in started)
 
 
 LEFT_OUT = [

@@ -51,7 +51,7 @@ class JwtMcp(GuardedMcp):
 
     async def _subject(self, token: str) -> str:
         if self.keys is None:
-            async with httpx.AsyncClient(trust_env=False) as client:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
                 self.keys = jwt.PyJWKSet.from_dict((await client.get(f"{self.issuer}/jwks")).json())
         try:
             key = self.keys[jwt.get_unverified_header(token)["kid"]].key

@@ -8,13 +8,15 @@ from urllib.parse import urljoin
 import httpx
 
 MOST_PAGES = 20
+PATIENCE = 60.0
+"""Seconds for a page: its first ones take five on a busy machine, which is what httpx waits by itself."""
 _FORM = re.compile(r'<form[^>]*action="([^"]+)"')
 _HIDDEN = re.compile(r'<input[^>]*type="hidden"[^>]*name="([^"]+)"[^>]*value="([^"]*)"')
 
 
 def log_in(address: str, name: str) -> str:
     """Fill in the pages up to the address back to the client; return that."""
-    with httpx.Client(trust_env=False) as browser:
+    with httpx.Client(trust_env=False, timeout=PATIENCE) as browser:
         page = browser.get(address)
         for _ in range(MOST_PAGES):
             if page.is_redirect:
@@ -34,4 +36,4 @@ def log_in(address: str, name: str) -> str:
 
 if __name__ == "__main__":
     back = log_in(sys.argv[2], sys.argv[1])
-    print(httpx.get(back, trust_env=False).text)  # noqa: T201 - what the browser shows in the end
+    print(httpx.get(back, trust_env=False, timeout=PATIENCE).text)  # noqa: T201 - what the browser shows in the end
