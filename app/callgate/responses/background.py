@@ -218,9 +218,10 @@ class BackgroundResponses:
         if run.has_ended or run.status != 200:
             return None
         events = events_in(b"".join(run.parts))
-        if not events or events[-1].startswith(ENDS):  # of one that is complete there was a record, which has been deleted
+        if not events or events[-1].startswith(ENDS):  # what is complete had a record, which has been deleted
             return None
-        return fields_of(events[0])["response"]
+        begun: dict[str, Any] = fields_of(events[0])["response"]
+        return begun
 
     async def _events(self, run_id: str, last: int) -> AsyncIterator[bytes]:
         active = self._runs.active(run_id)
