@@ -121,7 +121,7 @@ class _OrTheClientMcpMode:
 
 
 ClientMcpSetting: TypeAlias = Annotated[ClientMcpSection, _OrTheClientMcpMode()]
-NO_SERVERS = ClientMcpSection(mode="off")
+NO_SERVERS = ClientMcpSection.by_default(mode="off")
 
 
 class RateLimits(Section):
@@ -165,7 +165,7 @@ class Rights(RateLimits):
     usage: UsageSetting | None = None
     """Which token counts answers report, unless the request sets it: `auto`, `sum`, or `last_turn` for agents that take them
     for the size of their context, such as Copilot CLI and Cline."""
-    responses: ResponsesOfOne = ResponsesOfOne()
+    responses: ResponsesOfOne = ResponsesOfOne.by_default()
     """How responses are served to it."""
 
 

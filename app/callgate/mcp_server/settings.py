@@ -19,7 +19,7 @@ class McpServing(Section):
     serve: Annotated[Literal["off", "auto", "on"], BeforeValidator(off_or_on), WidensTo(WORDS)] = "auto"
     """`auto`: to clients with a key, and without one to those of this machine alone; `on`: also to clients without a key that others
     reach, where `auth: off` lets them in; `off`: to nobody."""
-    tool_search: ToolSearch = ToolSearchSection(mode="off")
+    tool_search: ToolSearch = ToolSearchSection.by_default(mode="off")
     """Whether a list of tools is `find_tools`, `call_tool` and what is pinned, as at a model's entry. Off, because most clients search
     themselves."""
 

@@ -129,7 +129,9 @@ class LitellmParams(BaseModel):
     Its repr names the parameters without their values: any of them may be a secret.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="allow", defer_build=True, frozen=True, protected_namespaces=(), hide_input_in_errors=True
+    )
 
     model: Annotated[str, Field(min_length=1, description="litellm's name of the model: `provider/model`.")]
     api_key: Annotated[SecretStr | None, AfterValidator(_no_variable)] = Field(
@@ -192,7 +194,7 @@ class ModelEntry(Section):
     offer: Annotated[OfferSetting, OFFERED] = "any"
     """Which requests they are offered to, unless the key says: `any`, or only those `with_client_tools`, that is with tools of
     their own, so that the side requests of agents (titles, summaries) have none."""
-    tool_search: ToolSearch = ToolSearchSection(mode="off")
+    tool_search: ToolSearch = ToolSearchSection.by_default(mode="off")
     """Whether the model searches for tools instead of being sent all of them: `off`, `on`, `auto` where there are many, or more
     about it. What may be called stays the same."""
     hosted_tools: HostedToolsSetting = Field(default_factory=dict)
@@ -214,7 +216,7 @@ class ModelEntry(Section):
     trust_litellm: Annotated[TrustSetting, WidensTo(("off", "auto", "on"))] = "auto"
     """Whether its calls run where litellm speaks to it: `auto` where the provider's own end of the answer was seen, `on` also
     on litellm's word, `off` never."""
-    finish_reasons: FinishReasons = FinishReasons()
+    finish_reasons: FinishReasons = FinishReasons.by_default()
     """What words mean with which its server ends an answer and which Callgate does not know; no call runs beside an unknown one."""
     events: ToolEvents | None = None
     """How clients are shown that its tools run, unless the request or its key sets it; `off` by default."""
@@ -232,9 +234,9 @@ class ModelEntry(Section):
     """Seconds for a whole answer; `upstream.total_seconds` where it is not set."""
     stream_timeout: Seconds | None = None
     """Seconds a stream may be silent; `upstream.idle_seconds` where it is not set."""
-    responses: ResponsesOfOne = ResponsesOfOne()
+    responses: ResponsesOfOne = ResponsesOfOne.by_default()
     """How its responses are served."""
-    context: ContextSection = ContextSection()
+    context: ContextSection = ContextSection.by_default()
     """How its prompts are kept within its context."""
 
     @model_validator(mode="after")

@@ -61,9 +61,9 @@ class Record(Section):
     ] = "off"
     """Keep the bodies of providers' answers too, unchanged, beside the other texts: of all runs, or of those with an error,
     a broken or failed call, or a retry. Needs `content`."""
-    keep: RecordKeep = RecordKeep()
+    keep: RecordKeep = RecordKeep.by_default()
     """How long runs stay in the file."""
-    wire_keep: WireKeep = WireKeep()
+    wire_keep: WireKeep = WireKeep.by_default()
     """How long bodies of providers' answers stay in the file."""
     less: Annotated[tuple[RecordLess, ...], ALL_KEPT] = ()
     """Keys and models whose requests are recorded less. If several entries match, the strictest applies."""

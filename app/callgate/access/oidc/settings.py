@@ -80,7 +80,7 @@ GROUP_ORDER: Final = GroupOrder()
 class Group(Rights):
     """What the members of one group may. Its limits are of all of them together."""
 
-    per_member: RateLimits = RateLimits()
+    per_member: RateLimits = RateLimits.by_default()
     """Limits of each member alone, beside those of the group."""
 
 
@@ -104,7 +104,7 @@ class Oidc(Section):
     """Whom tokens have to be for: one of these has to stand in `aud`."""
     groups: Annotated[Mapping[GroupName, Group], Field(min_length=1), AfterValidator(OrderedDict), GROUP_ORDER]
     """What the members of its groups may, by the names that tokens have. Who is in several has what the first says; `*` is everybody."""
-    claims: Claims = Claims()
+    claims: Claims = Claims.by_default()
     """Which claims say who somebody is."""
     algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1), ONLY_THESE] = ("RS256", "PS256", "ES256", "EdDSA")
     """How tokens may be signed."""

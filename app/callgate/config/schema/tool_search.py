@@ -27,7 +27,7 @@ class ToolSearchSection(Section):
 
     mode: Annotated[Literal["off", "auto", "on"], BeforeValidator(off_or_on)] = "auto"
     """`off`, `on`, or `auto`: where there are more of them than `over` says. The word alone stands for the whole."""
-    over: SearchThreshold = SearchThreshold()
+    over: SearchThreshold = SearchThreshold.by_default()
     """From where on `auto` searches."""
     pin: Globs = ()
     """Tools that always stand in the prompt, as names or globs."""

@@ -43,9 +43,9 @@ class Config(Section):
 
     version: Literal[1] = 1
     """The version of this file's format."""
-    server: Server = Server()
+    server: Server = Server.by_default()
     """Where Callgate listens, and how it treats connections."""
-    auth: Annotated[Auth, LETS_IN] = AuthSection()
+    auth: Annotated[Auth, LETS_IN] = AuthSection.by_default()
     """Who is let in. `keys`: clients need one of `keys`; without any, only loopback is served. `off`: everyone is let in. A mapping
     with `oidc`: tokens of the company's issuer are taken beside keys."""
     keys: tuple[Key, ...] = ()
@@ -59,9 +59,9 @@ class Config(Section):
     data_dir: Annotated[BesideFile | None, SAME] = None
     """A folder for what has to survive the process: the ledger of tool runs, what keys have spent, and keys made by
     `callgate keys create`; from the folder this file is in. Without one nothing is written."""
-    ledger: LedgerSection = LedgerSection()
+    ledger: LedgerSection = LedgerSection.by_default()
     """Where it is written down what was run."""
-    runs: RunsSection = RunsSection()
+    runs: RunsSection = RunsSection.by_default()
     """Requests that outlive the process that answers them."""
     pools: Mapping[PoolName, Pool] = Field(default_factory=dict)
     """Pools of workers that tools may run on, by name; they need `ledger.url` and `store.redis_url`."""
@@ -73,38 +73,38 @@ class Config(Section):
     """MCP servers by name, as other programs write them; the block may also be called `mcpServers` or `servers`."""
     mcp_config: str | None = None
     """A file with such a block, for example `./mcp.json`; JSON, comments allowed."""
-    mcp: McpSetting = McpServing()
+    mcp: McpSetting = McpServing.by_default()
     """How MCP clients are served at `/mcp`; `off` for not at all."""
-    require_approval: Annotated[RequireApproval, WAITS] = ApprovalLists()
+    require_approval: Annotated[RequireApproval, WAITS] = ApprovalLists.by_default()
     """Which tools' calls wait for approval, where a tool's own entry does not say."""
-    approvals: Approvals = Approvals()
+    approvals: Approvals = Approvals.by_default()
     """How calls wait for approval."""
     guardrails: Annotated[tuple[HookEntry, ...], HOOKS] = ()
     """Hooks that look at requests, answers, calls, results and descriptions, and let them pass, mask them or block them, in this order."""
-    loop: Loop = Loop()
+    loop: Loop = Loop.by_default()
     """How long a chat may go on."""
-    limits: Limits = Limits()
+    limits: Limits = Limits.by_default()
     """What one request may cost."""
-    upstream: Upstream = Upstream()
+    upstream: Upstream = Upstream.by_default()
     """How patient Callgate is with models."""
-    parsers: Parsers = Parsers()
+    parsers: Parsers = Parsers.by_default()
     """Processes that read what others wrote, where that is much."""
     hosted_tools: HostedToolsSetting = Field(default_factory=dict)
     """Tools of this config that stand for tools which clients declare for a provider to run, by type: `web_search: search`; `off` leaves
     a type to the provider."""
-    responses: Responses = Responses()
+    responses: Responses = Responses.by_default()
     """How the Responses API is served."""
-    compaction: Compaction = Compaction()
+    compaction: Compaction = Compaction.by_default()
     """How conversations are summarized."""
-    store: Store = Store()
+    store: Store = Store.by_default()
     """Where what outlives a request is kept."""
-    record: Record = Record()
+    record: Record = Record.by_default()
     """What is recorded of the requests that were answered."""
-    traces: Traces = Traces()
+    traces: Traces = Traces.by_default()
     """Where spans of requests are sent."""
-    reload: Reload = Reload()
+    reload: Reload = Reload.by_default()
     """Reading this file again while Callgate runs."""
-    logging: Logging = Logging()
+    logging: Logging = Logging.by_default()
     """What is written to standard error."""
 
     def groups(self) -> Mapping[str, Group]:

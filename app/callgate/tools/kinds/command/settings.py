@@ -74,7 +74,7 @@ class CommandTool(PlacedTool):
     """Let an argument's value begin with a dash where it begins an element of `argv`, and so be an option."""
     ok_codes: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
     """Exit codes that are no failure."""
-    limits: CommandLimits = CommandLimits()
+    limits: CommandLimits = CommandLimits.by_default()
     """What it may use."""
     paths: Annotated[CommandPaths | None, PRESENT] = None
     """The only places it may open; where not set, all that the user Callgate runs as may. Needs Landlock (Linux)."""
