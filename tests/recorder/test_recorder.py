@@ -852,3 +852,32 @@ async def test_a_run_is_found_by_the_end_of_its_id_in_memory_and_in_the_file(rec
     assert found is not None
     assert found.row.id == id
     assert of_file.get("00000000") is None
+
+
+async def test_usage_is_not_written_with_each_batch_of_runs_but_when_it_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr("callgate.recorder.writer.USAGE_SECONDS", 1000.0)
+    counted: list[int] = []
+    count = RunStore.count
+
+    def noted_count(store: RunStore, used, used_in_hours, totals) -> None:
+        counted.append(sum(total.count for of_hour in totals.values() for total in of_hour.values()))
+        count(store, used, used_in_hours, totals)
+
+    monkeypatch.setattr(RunStore, "count", noted_count)
+    recorder = Recorder(mask, tmp_path)
+    for number in range(3):
+        recorder.end(recorded_plain(recorder, f"run_{number}"))
+        await written_until(recorder, lambda: not recorder.writer.has_waiting)
+    assert len(counted) == 1
+    await recorder.close()
+    assert (len(counted), counted[1]) == (2, 2 * counted[0])
+
+
+async def test_where_there_is_no_file_a_run_is_kept_without_a_thread():
+    recorder = Recorder(mask)
+    recorder.end(recorded_plain(recorder, "run_1"))
+    recorder.writer.encode_waiting()
+
+    assert not recorder.writer.has_waiting
+    assert [row.id for row in recorder.page(RunFilter(), 10)] == ["run_1"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "recorder"]

@@ -35,7 +35,7 @@ class Price(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def of(self, counts: TokenCounts) -> int:
         """Return the cost of token counts in nanodollars. A part with a price of its own costs that instead of the usual one."""
         cost = counts.prompt * self.prompt + counts.completion * self.completion
-        if any(_parts(counts)):
+        if _parts(counts) != _NO_PARTS:
             for place, name, whole, usual in _PARTS:
                 tokens = counts[place]
                 if tokens and (price := getattr(self, name)) is not None:
@@ -50,4 +50,5 @@ _PARTS: Final = tuple(
 )
 """The place in `TokenCounts` and the price of each part that has one, and those of the whole."""
 _parts: Final[Callable[[TokenCounts], tuple[int, ...]]] = itemgetter(*(place for place, *_ in _PARTS))
+_NO_PARTS: Final = (0,) * len(_PARTS)
 FREE: Final = Price()

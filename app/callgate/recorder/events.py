@@ -88,7 +88,7 @@ class EventReader:
 
     __slots__ = (
         *("_findings", "_is_priced", "_nano", "_run", "_tokens", "_tool_nano", "_tools", "_was_retried"),
-        *("events", "hour_notes", "outcomes", "row"),
+        *("events", "hour_notes", "outcomes", "row", "tells_texts"),
     )
 
     def __init__(self, run: RunContext, row: RunRow) -> None:
@@ -97,6 +97,8 @@ class EventReader:
         self.outcomes: dict[str, dict[str, int]] = {}
         """See `RunRow.outcomes`."""
         self.hour_notes: list[HourNote] = []
+        self.tells_texts = False
+        """True once an event tells more to whoever may see the texts."""
         self._run = run
         self._tokens: Sequence[int] | None = None
         self._nano = 0
@@ -119,7 +121,8 @@ class EventReader:
             if self._is_priced:
                 row.cost = self._nano / NANO
             for column, place in _COLUMNS:
-                setattr(row, column, tokens[place])
+                if tokens[place]:
+                    setattr(row, column, tokens[place])
         if self._tool_nano and (tokens is None or self._is_priced):
             row.cost = (row.cost or 0.0) + self._tool_nano / NANO
         if self._findings:
@@ -238,6 +241,7 @@ class EventReader:
             name = name[:NAME_CHARACTERS]
         flaw = str(call.flaw)
         if owner is None:
+            self.tells_texts = True
             self.row.broken_calls += 1
         else:
             self.row.calls += 1
@@ -266,6 +270,7 @@ class EventReader:
 
     def call_progress(self, at: float, choice: int, event: CallProgress) -> StoredEvent:
         run = self._run
+        self.tells_texts = True
         facts: dict[str, Any] = {"id": event.call.id, "fraction": event.fraction}
         if event.waits_for:
             facts["approval"] = event.waits_for

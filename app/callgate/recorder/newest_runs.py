@@ -21,16 +21,34 @@ class NewestRuns:
     """Keeps as many of the newest runs as fit. Thread-safe."""
 
     def __init__(self) -> None:
-        self._runs: deque[EndedRun] = deque(maxlen=IN_MEMORY)
+        self._runs: deque[EndedRun] = deque()
+        self._bytes = 0
+        self._private_bytes: Counter[str] = Counter()
+        """Of the private texts of each owner."""
         self._lock = threading.Lock()
 
     def add(self, runs: Iterable[EndedRun]) -> None:
         with self._lock:
-            self._runs.extend(runs)
-            self._drop_private_texts()
-            bytes = sum(run.weight() for run in self._runs)
-            while bytes > IN_MEMORY_BYTES:
-                bytes -= self._runs.popleft().weight()
+            for run in runs:
+                self._runs.append(run)
+                self._weigh(run, 1)
+            if self._has_too_many_private_texts():
+                self._drop_private_texts()
+            while len(self._runs) > IN_MEMORY or self._bytes > IN_MEMORY_BYTES:
+                self._weigh(self._runs.popleft(), -1)
+
+    def _weigh(self, run: EndedRun, sign: int) -> None:
+        """Count a run that comes, or with a negative sign one that goes."""
+        self._bytes += sign * run.weight()
+        if run.private is not None and not run.private.is_dropped:
+            self._private_bytes[run.private_to] += sign * run.private.weight()
+
+    def _has_too_many_private_texts(self) -> bool:
+        if not self._private_bytes:
+            return False
+        if max(self._private_bytes.values()) > PRIVATE_BYTES // OF_ONE:
+            return True
+        return self._private_bytes.total() > PRIVATE_BYTES
 
     def _drop_private_texts(self) -> None:
         """Drop the oldest private texts beyond their share. The runs stay: whose texts they were may not be who else looks at them."""
@@ -46,6 +64,8 @@ class NewestRuns:
             else:
                 all_bytes += weight
                 bytes_of[run.private_to] += weight
+        self._private_bytes = bytes_of
+        self._bytes = sum(run.weight() for run in self._runs)
 
     def all(self) -> list[EndedRun]:
         with self._lock:
@@ -60,4 +80,5 @@ class NewestRuns:
             run = next((run for run in self._runs if run.id == id), None)
             if run is not None:
                 self._runs.remove(run)
+                self._weigh(run, -1)
         return run is not None

@@ -62,6 +62,8 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
     """The run as it is written, once it is encoded."""
     is_deleted: bool = False
     """True if it was deleted while it waited to be written."""
+    weighed: int = 0
+    """What it weighs in the queue of the thread."""
 
     @property
     def id(self) -> str:
@@ -126,6 +128,11 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
             weight += self.request.bytes
         return weight + self._calls_length()
 
+    def weigh(self) -> int:
+        """Remember what it weighs now, and return that."""
+        self.weighed = self.weight()
+        return self.weighed
+
     def row_now(self) -> RunRow:
         """Return its row without processing its texts: lists of runs have to be fast. Thread-safe."""
         happened = list(self.happened)  # before `ended` is looked at, see `encode`
@@ -151,15 +158,18 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
             return False
         if self.policy.content_bytes is None:
             return True
-        if not self.policy.private_to or self._tells_texts():
+        if not self.policy.private_to:
             return False
-        return self._texts_bytes() + self._calls_length() <= KEPT_AS_IT_CAME
-
-    def _texts_bytes(self) -> int:
         size = weight_of_texts(self.texts)
         if self.request is not None:
             size += self.request.bytes
-        return size
+        for _, _, event in self.happened:
+            kind = type(event)
+            if kind is CallEnded or kind is TurnEnded:
+                size += _texts_length(event)
+            if kind is CallProgress or (type(event) is TurnEnded and event.answer.broken):
+                return False  # it tells more to whoever may see the texts: its events are read twice
+        return size <= KEPT_AS_IT_CAME
 
     def all_texts(self) -> dict[str, str]:
         """Return the texts that are kept until now but an unwritten request, with the arguments and results of calls, which its events
@@ -194,7 +204,7 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         elif self.policy.private_to:
             self.ended = ended_run(reader.row, reader.events)
             self.ended.private_to = self.policy.private_to
-            self.ended.private = self._private_texts(self.ended)
+            self.ended.private = self._private_texts(self.ended, tells_texts=reader.tells_texts)
         else:
             texts = self.all_texts()
             reader.row.question = shown_question(question_in(texts), self.mask)
@@ -205,10 +215,11 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         self.request = None
         return self.ended, reader.hour_notes
 
-    def _private_texts(self, ended: EndedRun) -> PrivateTexts:
-        """Return what is kept for the owner alone, as it came; what is long is masked and cut now, or it would take too much memory."""
+    def _private_texts(self, ended: EndedRun, *, tells_texts: bool) -> PrivateTexts:
+        """Return what is kept for the owner alone, as it came; what is long is masked and cut now, or it would take too much memory.
+        `tells_texts`: an event tells more to whoever may see the texts."""
         events = ended.events
-        if self._tells_texts():
+        if tells_texts:
             reader = read_events(_WithTexts(self.mask, self.price, self.began), self.row, self.happened)
             events = encode(reader.events)
         texts = self.all_texts()
@@ -227,13 +238,6 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         if size > KEPT_AS_IT_CAME:
             return private.cut_now()
         return private
-
-    def _tells_texts(self) -> bool:
-        """Return whether an event tells more to whoever may see the texts."""
-        for _, _, event in self.happened:  # a generator would take twice as long
-            if type(event) is CallProgress or (type(event) is TurnEnded and event.answer.broken):
-                return True
-        return False
 
 
 class _WithTexts(NamedTuple):

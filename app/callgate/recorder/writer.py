@@ -133,11 +133,11 @@ class RunWriter:
                     continue
                 if self._folder is None and recording.ended is not None:
                     in_memory.append(recording.ended)
-                    continue
-                weight += recording.weight()
-                batch.append(recording)
+                else:
+                    weight += recording.weigh()
+                    batch.append(recording)
             else:
-                weight += recording.weight()
+                weight += recording.weigh()
                 batch.append(recording)
         if in_memory:
             self._keep_in_memory(in_memory)
@@ -303,13 +303,13 @@ class RunWriter:
     def _encode_slowly(self, recording: RunRecording, traced: list[tuple[RecordedRun, Trace]]) -> bool:
         """Encode a run that takes too long for the event loop, and return whether it is kept. One with a trace is added to
         `traced`."""
-        weight = recording.weight()
+        weight = recording.weighed
         is_encoded = self._encode(recording)
         if is_encoded and recording.ended is not None and recording.trace is not None:
             traced.append((recording.ended.recorded(), recording.trace))
         is_kept = is_encoded and self._keeps(recording)
         if is_kept:
-            weight -= recording.weight()
+            weight -= recording.weigh()
         with self._lock:
             self._bytes -= weight
         return is_kept
@@ -408,7 +408,7 @@ class RunWriter:
         with self._lock:
             for recording in written:
                 self._waiting.pop(recording.id, None)
-                self._bytes -= recording.weight()
+                self._bytes -= recording.weighed
             return [recording.id for recording in written if recording.is_deleted]
 
     def _remove(self, id: str) -> None:
