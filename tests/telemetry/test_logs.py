@@ -394,6 +394,39 @@ def test_the_time_of_a_fast_line_is_written_as_structlog_writes_it(moment):
     assert json.loads(line)["timestamp"] == moment.isoformat().replace("+00:00", "Z")
 
 
+@pytest.mark.parametrize("number", [12345678, 12345678.5, -12345678, 912345678.25, 1234567, 12345.67, 1e22])
+def test_a_number_that_is_a_secret_is_masked_in_a_fast_line_as_in_a_plain_one(number):
+    stream = io.StringIO()
+    configure(Redactor(["12345678"]), format="json", stream=stream)
+    for log in (Log("callgate.test"), Log("callgate.test"), structlog.get_logger("callgate.test")):
+        log.info("said", ms=number, status=200, known=True)
+    write_all()
+    fast, again, plain = [line.partition(",")[2] for line in stream.getvalue().splitlines()]
+    assert fast == again == plain
+    assert (MASK in fast) is ("12345678" in str(number))
+
+
+def test_lines_of_several_threads_are_all_written_while_the_loop_gathers():
+    stream = io.StringIO()
+    configure(Redactor(), format="json", stream=stream)
+
+    def say(thread: int) -> None:
+        for count in range(50):
+            Log("callgate.test").info("said", thread=thread, count=count)
+
+    async def main() -> None:
+        threads = [asyncio.to_thread(say, thread) for thread in range(4)]
+        say(4)
+        await asyncio.gather(*threads)
+        say(5)
+
+    asyncio.run(main())
+    write_all()
+    said = [json.loads(line) for line in stream.getvalue().splitlines()]
+    places = [(line["thread"], line["count"]) for line in said if line["event"] == "said"]
+    assert sorted(places) == [(thread, count) for thread in range(6) for count in range(50)]
+
+
 def test_what_structlog_processes_itself_is_left_to_it(lines):
     try:
         raise ValueError("planted")

@@ -288,19 +288,22 @@ class Middleware:
             return
         notes = context.notes
         error = notes.get("error")
-        say = log.info
+        level = "info"
         # A failed stream has sent 200 before.
         if status >= 500 or (error is not None and (status == 200 or error == FAILED_AFTER_WRITE)):
-            say = log.warning
+            level = "warning"
         caller = context.caller
-        say(
+        log.write(
+            level,
             "request",
-            method=scope["method"],
-            path=scope["path"],
-            status=status,
-            caller=None if caller is None else caller.name,
-            ms=round(seconds * 1000, 1),
-            **notes,
+            {
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "caller": None if caller is None else caller.name,
+                "ms": round(seconds * 1000, 1),
+                **notes,
+            },
         )
 
 
