@@ -254,6 +254,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
                     new_id=new_call_id,
                     rules=rules,
                     texts=texts,
+                    say=emit,
                 )
             else:
                 ending = await self._with_tools(choice, model, history, texts, listeners, emit, rules, guard)
@@ -375,6 +376,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             context=context,
             judge=None if guard is None else guard.judge,
             texts=texts,
+            say=emit,
         )
 
     async def _set_up(

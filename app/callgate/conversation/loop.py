@@ -111,16 +111,19 @@ def converse(
     context: ContextKeeper | None = None,
     judge: TurnJudge | None = None,
     texts: TurnTexts | None = None,
+    say: Emit | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Coroutine[Any, Any, Ending]:
     """Run a chat from the client's request to its ending, and emit its events.
 
     `format_with_tools`: whether the model takes a `response_format` beside tools. If not, its text in turns with tools is
     not the answer, which is requested in one more turn without tools. `context`: edits the history before each turn. `judge`:
-    judges the calls of each. `texts`: keeps what the model is sent and says.
+    judges the calls of each. `texts`: keeps what the model is sent and says. `say`: takes what a model says while it says it, in the
+    place of `emit`, where no listener hears of it.
     """
     messages = () if type(request) is Passthrough else request.messages
-    conversation = _Conversation(request, model, toolbox, emit, new_id, rules, clock, Transcript(messages, sees_images))
+    transcript = Transcript(messages, sees_images)
+    conversation = _Conversation(request, model, toolbox, emit, say or emit, new_id, rules, clock, transcript)
     if not format_with_tools and isinstance(request, ModelRequest):
         conversation.format_kept_back = "response_format" in request.params
     if context is not None:
@@ -161,7 +164,7 @@ class _TurnReading(msgspec.Struct, eq=False, kw_only=True):
                 self.passed = PassedTurn()
             if piece.reasons or piece.usage is not None or len(events) > 1:
                 self.passed.feed(piece, events)
-            return conversation.emit(piece)
+            return conversation.say(piece)
         building = self.building
         if building is None:
             self.building = building = conversation.builder()
@@ -170,9 +173,9 @@ class _TurnReading(msgspec.Struct, eq=False, kw_only=True):
             shown = events
         else:
             shown = conversation.held_back(events, building)
-        if self._is_emitted and (not self._has_begun or conversation.rules.emit_fragments or is_for_listeners(shown)):
+        if self._is_emitted and (not self._has_begun or is_for_listeners(shown) or conversation.rules.emit_fragments):
             self._has_begun = True
-            return conversation.emit(ModelOutput(conversation.index, shown))
+            return conversation.say(ModelOutput(conversation.index, shown))
         return NOTHING
 
 
@@ -183,6 +186,7 @@ class _Conversation(msgspec.Struct):
     model: TurnModel
     toolbox: Toolbox
     emit: Emit
+    say: Emit
     new_id: Callable[[], str]
     rules: Rules
     clock: Callable[[], float]

@@ -191,7 +191,7 @@ def payloads_in(events: bytes) -> list[Payload]:
 
 def events_in(data: bytes) -> Iterable[tuple[bytes, Payload | None]]:
     """Return each of these whole events, and its data; None for the data of one that has none."""
-    events = _EVENT_END.split(data)
+    events = [event for event in _EVENT_END.split(data) if event]
     return zip(events, [payload_of(event) for event in events], strict=True)
 
 

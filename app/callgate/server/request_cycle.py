@@ -64,6 +64,8 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
     _stage: int = UNBEGUN
     _head: bytes = b""
     _framing: int = COUNTED
+    _takes_chunks: bool = False
+    """Chunks are being sent, and have somebody to be sent to."""
     _left: int = -1
 
     # -- for the connection
@@ -99,6 +101,7 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
 
     def abandon(self) -> None:
         self.abandoned = self._fresh = True
+        self._takes_chunks = False
         if self._news is not None:
             self._news.set()
         if self.when_left is not None:
@@ -154,14 +157,9 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
         """Send a piece of a body that goes on. Equals a message of ASGI that says so; most are one write."""
         # No coroutine, because every chunk of every stream goes through here.
         connection = self.connection
-        if (
-            self._framing == CHUNKED
-            and 0 < len(data) <= JOINED_BYTES
-            and self._stage == SENDING
-            and connection.full is None
-            and not self.abandoned
-        ):
-            connection.gather(b"%x\r\n%b\r\n" % (len(data), data))
+        size = len(data)
+        if self._takes_chunks and 0 < size <= JOINED_BYTES and connection.full is None:
+            connection.gather(b"%x\r\n%b\r\n" % (size, data))
             return NOTHING
         return self.send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -292,6 +290,7 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
             else:
                 data = self._head + data
             self._stage = SENDING
+        self._takes_chunks = framing == CHUNKED and more_body
         if data and (more_body or connection.unsent):
             connection.gather(data)
         elif data:

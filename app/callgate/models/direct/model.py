@@ -500,12 +500,16 @@ class StreamedBody(EventStreamBody):
     def __init__(self, reasoning_field: str = "") -> None:
         super().__init__(reasoning_field)
         self._template = DeltaTemplate()
+        self._fitted = False
+        """The last read fitted the template, which leaves nothing held."""
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
-        if self._sse.is_between_events and not self._chunks.holds_half:
+        if self._fitted or (self._sse.is_between_events and not self._chunks.holds_half):
             events = self._template.read_in(data)
             if events is not None:
+                self._fitted = True
                 return events
+            self._fitted = False
         return super().feed(data)
 
     def _read(self, payloads: Sequence[Payload]) -> Sequence[ModelEvent]:

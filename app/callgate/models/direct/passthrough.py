@@ -372,8 +372,7 @@ class PassedEvents:
         are_small = open_fast(data, PASSED) is not None  # what is small as a whole is so in each part
         for event, payload in events_in(data):
             if payload is None:
-                if event:
-                    self._events.append(event + b"\n\n")
+                self._events.append(event + b"\n\n")
                 continue
             if payload.data.strip() == DONE:
                 self.is_done = True

@@ -232,8 +232,6 @@ class _Bounded(httpx2.AsyncByteStream):
         share = TurnShare()
         async for piece in self._pieces():
             for event, payload in events_in(reader.whole(piece)):
-                if not event:
-                    continue
                 if payload is not None:
                     await self._checked(payload.data)
                 yield event + b"\n\n"
