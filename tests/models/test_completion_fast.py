@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from callgate.conversation.events import CallWritten, Finished, ProviderHead, TextDelta
 from callgate.conversation.usage import Usage
 from callgate.models.direct.completion_fast import read_completion_fast
-from callgate.models.direct.model import WholeBody
+from callgate.models.direct.model import WholeBody, completion_events_fast
 from callgate.untrusted.doors import SMALL, written_here
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
@@ -136,7 +136,7 @@ def test_answers_with_more_are_left_to_the_plain_way(field: str) -> None:
 def test_long_answers_are_counted_before_they_are_read() -> None:
     text = json.dumps(completion({"role": "assistant", "content": "a" * SMALL})).encode()
     assert read_by(WholeBody(), text) == read_by(PlainBody(), text)
-    assert WholeBody()._read_fast(text) is None
+    assert completion_events_fast(text, "") is None
 
 
 def test_a_field_of_the_providers_own_is_left_to_the_plain_way() -> None:

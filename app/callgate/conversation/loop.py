@@ -42,6 +42,7 @@ from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.listeners import NOTHING
 from callgate.conversation.model_requests import as_model_request
 from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel, TurnTexts
+from callgate.conversation.preloaded_model import PreloadedAnswer
 from callgate.conversation.response_items import ITEMS, run_by_provider, thoughts_in
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder, TurnJudge
@@ -402,10 +403,14 @@ class _Conversation(msgspec.Struct):
             async with self.model.send(request, attempts) as answer:
                 reading.lane = answer.lane
                 reading.first_seconds = self.clock() - attempts.began
-                if request.stream:
-                    answer.hand_to(reading.take)
-                async for events in answer:
-                    await reading.take(events)
+                if type(answer) is PreloadedAnswer:
+                    if events := answer.take():
+                        await reading.take(events)
+                else:
+                    if request.stream:
+                        answer.hand_to(reading.take)
+                    async for events in answer:
+                        await reading.take(events)
                 reading.reason_is_raw = answer.reason_is_raw
         except BrokenOff as broke:
             if broke.transport_error:

@@ -15,7 +15,7 @@ class PreloadedModel:
 
     def __init__(self, name: str, events: Sequence[ModelEvent], lane: str = "direct") -> None:
         self.name = name
-        self._answer = PreloadedAnswer(_events=events, lane=lane)
+        self._answer = PreloadedAnswer(events=events, lane=lane)
 
     @asynccontextmanager
     async def send(
@@ -36,13 +36,13 @@ class PreloadedTurns:
     async def send(
         self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AsyncIterator["PreloadedAnswer"]:
-        yield PreloadedAnswer(_events=next(self._turns, ()), lane=self._lane)
+        yield PreloadedAnswer(events=next(self._turns, ()), lane=self._lane)
 
 
 class PreloadedAnswer(msgspec.Struct, eq=False, kw_only=True):
     """An answer that was read to its end, as one batch."""
 
-    _events: Sequence[ModelEvent]
+    events: Sequence[ModelEvent]
     lane: str
     reason_is_raw: bool = True
 
@@ -50,8 +50,8 @@ class PreloadedAnswer(msgspec.Struct, eq=False, kw_only=True):
 
     def passed(self) -> Passed | None:
         """Return what the answer consists of, where that goes to the client as its provider's bytes, all of them."""
-        if len(self._events) == 1 and self.reason_is_raw:
-            passed = self._events[0]
+        if len(self.events) == 1 and self.reason_is_raw:
+            passed = self.events[0]
             if type(passed) is Passed and not passed.left_out:
                 return passed
         return None
@@ -59,9 +59,14 @@ class PreloadedAnswer(msgspec.Struct, eq=False, kw_only=True):
     def __aiter__(self) -> "PreloadedAnswer":
         return self
 
+    def take(self) -> Sequence[ModelEvent]:
+        """Take all events, once."""
+        events = self.events
+        self.events = ()
+        return events
+
     async def __anext__(self) -> Sequence[ModelEvent]:
-        events = self._events
-        self._events = ()
+        events = self.take()
         if not events:
             raise StopAsyncIteration
         return events

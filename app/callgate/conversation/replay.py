@@ -165,7 +165,7 @@ class StoredTurnsModel:
         if self._next < len(self._turns):
             self._next += 1
             turn = self._turns[self._next - 1]
-            yield PreloadedAnswer(_events=turn.events, lane=turn.lane, reason_is_raw=turn.reason_is_raw)
+            yield PreloadedAnswer(events=turn.events, lane=turn.lane, reason_is_raw=turn.reason_is_raw)
             return
         async with self._model.send(request, attempts) as answer:
             yield _ObservedAnswer(answer, self._note)

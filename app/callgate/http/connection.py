@@ -216,6 +216,27 @@ class ClientConnection(asyncio.Protocol):
             parts.append(part)
         return b"".join(parts)
 
+    def is_coming(self, most: int) -> bool:
+        """Return whether more of the body is to be waited for with `change` before it can be taken with `whole`: not of one that is
+        complete, that failed, or of which more than `most` bytes have come."""
+        if self._state != _BODY or self._fault is not None or self._held > most:
+            return False
+        if self._parts:
+            self._quiet = "idle"
+        return True
+
+    def whole(self) -> bytes | None:
+        """Take the whole body, if all of it has come in order. Of any other nothing is taken: `chunks` has it, and its fault."""
+        if self._state != _COMPLETE or self._fault is not None or _ENCODING in self._headers:
+            return None
+        if self._headers.get(_TRANSFER, _CHUNKED) != _CHUNKED:
+            return None
+        data = b"".join(self._parts)
+        self._forget_parts()
+        if self._mask is None:
+            return data
+        return self._mask.feed(data) + self._mask.finish()
+
     def settle(self) -> None:
         """Drain the rest after an end mark, so that the connection can be reused."""
         self._settled = True
@@ -443,6 +464,9 @@ _IDLE, _AWAITED, _BODY, _DRAINING, _COMPLETE = range(5)
 is complete."""
 _FINAL_STATUS = 200
 _STREAM = b"text/event-stream"
+_ENCODING = b"content-encoding"
+_TRANSFER = b"transfer-encoding"
+_CHUNKED = b"chunked"
 _IDLE_TIMEOUTS = (b"HTTP/1.1 408", b"HTTP/1.0 408")
 """What HAProxy and others send before they close a connection that was idle for too long."""
 _SIZED = frozenset({b"content-length", b"transfer-encoding"})

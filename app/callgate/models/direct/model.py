@@ -23,8 +23,10 @@ from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
 from callgate.conversation.listeners import NOTHING
 from callgate.conversation.model_requests import as_model_request, with_withheld
 from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, RecordBody, TakeEvents
+from callgate.conversation.preloaded_model import PreloadedAnswer
 from callgate.conversation.response_items import ITEMS, without_items
 from callgate.http.client import HttpClient
+from callgate.http.connection import ClientConnection
 from callgate.http.event_stream import BOM, EVENT_BYTES, EventStreamReader, Payload, looks_like_keep_alive
 from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.models import errors
@@ -109,7 +111,10 @@ class DirectModel(HttpModel):
     def send(self, request: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         if not isinstance(request, ModelRequest) or request.original is not None:
             request = as_model_request(request, signed=False)
-        return HttpRequest(self, self._encoded(request), request.record_body)
+        body = self._encoded(request)
+        if request.stream:
+            return HttpRequest(self, body, request.record_body)
+        return WholeRequest(self, body, request.record_body)
 
     def _encoded(self, request: ModelRequest) -> bytes:
         if self.endpoint.forbids_calls:
@@ -176,6 +181,44 @@ class HttpRequest(msgspec.Struct, eq=False):
             raise errors.from_transport(error) from error
 
 
+class WholeRequest(HttpRequest):
+    """The context manager of a request for one body. One of the usual form is read at once when all of it has come, and the connection
+    is free before anything is made of it; any other is iterated."""
+
+    async def __aenter__(self) -> ModelAnswer:
+        model = self.model
+        response = await open_response(
+            model.client,
+            model.url,
+            model.headers,
+            self.body,
+            model.deadlines,
+            model.endpoint.secrets,
+            self.record_body,
+        )
+        self.body = b""
+        self.response = response
+        try:
+            while response.is_coming(LARGE):
+                await response.change()
+        except BaseException:
+            response.leave()
+            raise
+        body = response.whole()
+        if body is None:
+            return self._answer(response)
+        if self.record_body is not None:
+            self.record_body()(body)
+        events = None
+        if len(body) <= model.answer_bytes:
+            events = whole_events_fast(body, model.endpoint.reasoning_field)
+        if events is None:
+            return HttpAnswer.of_whole(response, body, model.endpoint, model.answer_bytes)
+        self.response = None
+        response.leave()
+        return PreloadedAnswer(events=events, lane=HttpAnswer.lane)
+
+
 def is_framed(response: Response) -> bool:
     """True if the response says where its body ends. Of any other the connection may have been cut."""
     return not FRAMES.isdisjoint(response.headers())
@@ -194,7 +237,7 @@ async def open_response(
     deadlines: Deadlines,
     secrets: Sequence[str],
     record_body: RecordBody | None = None,
-) -> Response:
+) -> ClientConnection:
     """Send a request and return its response of status 200, which the caller leaves. Raises the error of any other status."""
     try:
         response = await client.send("POST", url, headers, body, deadlines)
@@ -297,6 +340,14 @@ class HttpAnswer:
         """What the last batch that was handed on is waited for with."""
         self._failure: Exception | None = None
         """Why it could not be read or handed on."""
+
+    @classmethod
+    def of_whole(cls, response: Response, body: bytes, endpoint: Endpoint, answer_bytes: int) -> "HttpAnswer":
+        """Return the answer in a body that was taken from its response, and recorded, when all of it had come."""
+        answer = cls(response, endpoint.secrets, answer_bytes, reasoning_field=endpoint.reasoning_field)
+        answer._size = len(body)
+        answer._pieces.extend(pieces_of(body))
+        return answer
 
     def hand_to(self, take: TakeEvents) -> None:
         body = self._body
@@ -603,10 +654,11 @@ class WholeBody:
 
     def finish(self) -> Sequence[ModelEvent]:
         text = b"".join(self._parts).removeprefix(BOM)
-        events = self._read_fast(text)
-        if events is not None:
-            self.is_done = True
-            return events
+        if type(self) is WholeBody:
+            events = completion_events_fast(text, self._reasoning_field)
+            if events is not None:
+                self.is_done = True
+                return events
         try:
             body = read_json(text)
         except ValueError:
@@ -617,18 +669,27 @@ class WholeBody:
             return ()
         return self._read(body)
 
-    def _read_fast(self, text: bytes) -> Sequence[ModelEvent] | None:
-        """Equals what `finish` else makes of a text, or returns None. For a completion alone."""
-        if type(self) is not WholeBody or self._reasoning_field or _may_have_duplicates(text):
-            return None
-        opened = open_fast(text, TEXT_OF_A_MODEL)
-        if opened is None:
-            return None
-        return read_completion_fast(opened)
-
     def _read(self, body: Any) -> Sequence[ModelEvent]:
         self.is_done = True
         return read_completion(body, reasoning_field=self._reasoning_field)
+
+
+def completion_events_fast(text: bytes, reasoning_field: str) -> Sequence[ModelEvent] | None:
+    """Equals what `WholeBody` else makes of a text, or returns None. For a completion alone."""
+    if reasoning_field or _may_have_duplicates(text):
+        return None
+    opened = open_fast(text, TEXT_OF_A_MODEL)
+    if opened is None:
+        return None
+    return read_completion_fast(opened)
+
+
+def whole_events_fast(body: bytes, reasoning_field: str) -> Sequence[ModelEvent] | None:
+    """Equals what is read of a body that came whole, as one batch, or returns None: for a completion with content."""
+    events = completion_events_fast(body, reasoning_field)
+    if events is None or first_content_event(events) is None:
+        return None
+    return events
 
 
 def read_json(text: bytes) -> Any:

@@ -1,0 +1,145 @@
+"""A whole answer that is read at once, when all of it has come, is the one that is iterated, for every odd answer."""
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import ModelEvent
+from callgate.conversation.preloaded_model import PreloadedAnswer
+from callgate.http.client import HttpClient
+from callgate.models.direct.model import DirectModel, Endpoint, HttpRequest, whole_events_fast
+from callgate.untrusted.doors import SMALL
+from tests.models.wire import QUICK, SSE, asking, chunk, completion, raw_provider
+
+pytestmark = pytest.mark.anyio
+
+LIMIT = 200_000
+
+
+class IteratedModel(DirectModel):
+    """Iterates every answer."""
+
+    def send(self, request):
+        return HttpRequest(self, self._encoded(request), request.record_body)
+
+
+def said(content, **fields):
+    return json.dumps({**completion(content), **fields}).encode()
+
+
+def streamed(*deltas, done=True):
+    events = [f"data: {json.dumps(chunk(delta))}\n\n" for delta in deltas]
+    return "".join([*events, "data: [DONE]\n\n" if done else ""]).encode()
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+BODIES = {
+    "text": said("hi"),
+    "calls": json.dumps({**completion(""), "choices": [{"index": 0, "message": CALLS}]}).encode(),
+    "a field twice": said("hi").replace(b'"content":', b'"content": "first", "content":'),
+    "a call's field twice": json.dumps({**completion(""), "choices": [{"message": CALLS}]})
+    .replace('"arguments":', '"arguments": "{", "arguments":')
+    .encode(),
+    "a mark before it": b"\xef\xbb\xbf" + said("hi"),
+    "blanks around it": b" \r\n" + said("hi") + b"\n",
+    "half of a pair": said("hi").replace(b'"hi"', b'"\\ud800"'),
+    "no UTF-8": said("hi").replace(b'"hi"', b'"\xff"'),
+    "more than is counted quickly": said("a" * SMALL),
+    "many reads": said("a" * 150_000),
+    "more than the limit": said("a" * (LIMIT + 1)),
+    "no text": said(""),
+    "no content": json.dumps(completion("", None)).encode(),
+    "no choice": said("hi", choices=[]),
+    "two choices": said("hi", choices=[*completion("a")["choices"], *completion("b")["choices"]]),
+    "an error": json.dumps({"error": {"message": "overloaded", "code": 529}}).encode(),
+    "an error beside an answer": said("hi", error={"message": "half", "code": 500}),
+    "no JSON": b"<html>gateway</html>",
+    "cut JSON": said("hi")[:-9],
+    "a list": b"[1]",
+    "nothing": b"",
+    "a stream": streamed({"content": "a"}, {"content": "b"}),
+    "a stream without its end": streamed({"content": "a"}, {"content": "b"}, done=False),
+}
+HEADERS = {
+    "in one piece": (),
+    "compressed": ("Content-Encoding: gzip",),
+    "not compressed": ("Content-Encoding: identity",),
+    "in two pieces": (),
+    "cut off": (),
+    "chunked": ("Transfer-Encoding: chunked",),
+    "until the connection ends": ("Connection: close",),
+}
+
+
+def serving(body, way):
+    async def serve(request, wire):
+        lines = ["HTTP/1.1 200 Status", *HEADERS[way]]
+        lines.append("Content-Type: " + (SSE if body.startswith(b"data") else "application/json"))
+        if way == "cut off":
+            lines.append(f"Content-Length: {len(body) + 10}")
+        elif way == "chunked":
+            body_sent = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+            await wire.send("\r\n".join([*lines, "", ""]).encode() + body_sent)
+            return
+        elif way != "until the connection ends":
+            lines.append(f"Content-Length: {len(body)}")
+        head = "\r\n".join([*lines, "", ""]).encode()
+        if way == "in two pieces":
+            await wire.send(head + body[: len(body) // 2])
+            await wire.send(body[len(body) // 2 :])
+        else:
+            await wire.send(head + body)
+        if way in ("cut off", "until the connection ends"):
+            wire.writer.close()
+
+    return serve
+
+
+async def answered(model, request):
+    """What came, how it ended, and what was recorded of it."""
+    reads: list[bytes] = []
+    events: list[ModelEvent] = []
+    failure = None
+    try:
+        async with model.send(replace(request, record_body=lambda: reads.append)) as answer:
+            async for batch in answer:
+                events += batch
+            assert answer.reason_is_raw
+            assert answer.lane == "direct"
+    except (ChatError, BrokenOff) as error:
+        failure = (type(error), str(error), getattr(error, "code", ""), getattr(error, "detail", ""))
+    return events, failure, b"".join(reads)
+
+
+@pytest.mark.parametrize("way", HEADERS)
+@pytest.mark.parametrize("reasoning_field", ["", "thoughts"])
+async def test_every_whole_answer_is_the_one_that_is_iterated(way, reasoning_field):
+    client = HttpClient()
+    request = asking(stream=False)
+    for name, body in BODIES.items():
+        async with raw_provider(serving(body, way)) as server:
+            endpoint = Endpoint(f"{server.url}/v1/chat/completions", "real-m", reasoning_field=reasoning_field)
+            read = await answered(DirectModel("m", endpoint, client, QUICK, answer_bytes=LIMIT), request)
+            iterated = await answered(IteratedModel("m", endpoint, client, QUICK, answer_bytes=LIMIT), request)
+            assert read == iterated, name
+    await client.close()
+
+
+@pytest.mark.parametrize("way", ["in one piece", "in two pieces", "chunked"])
+async def test_usual_answers_are_read_at_once_and_leave_their_connection(way):
+    client = HttpClient()
+    async with raw_provider(serving(BODIES["text"], way)) as server:
+        model = DirectModel("m", Endpoint(f"{server.url}/v1/chat/completions", "real-m"), client, QUICK)
+        async with model.send(asking(stream=False)) as answer:
+            assert type(answer) is PreloadedAnswer
+            assert sum(map(len, client._idle.values())) == 1
+    await client.close()
+
+
+def test_an_answer_without_content_is_left_to_the_iteration():
+    assert whole_events_fast(BODIES["text"], "") is not None
+    assert whole_events_fast(BODIES["no content"], "") is None
