@@ -16,6 +16,7 @@ from callgate.application import create_app
 from callgate.config.schema.whole import Config
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.events import TurnStarted
+from callgate.models import retry
 from callgate.telemetry.listeners import LogListener, MetricsListener
 from tests.harness.clients import http_client
 from tests.harness.configs import config_dict, make_config
@@ -125,6 +126,7 @@ CASES = [
 async def test_what_is_seen_of_an_answer_equals_what_the_loop_tells(
     sections: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(retry, "full_jitter", lambda *_, **__: 0.0)
     fast = await seen(sections)
     monkeypatch.setattr(Conversation, "_is_plain", lambda conversation: False)
     looped = await seen(sections)
@@ -141,19 +143,23 @@ def test_the_usual_listeners_wait_for_nothing_before_the_end_of_a_turn() -> None
         assert TurnStarted not in listener.handlers
 
 
-async def seen(sections: Mapping[str, Any]) -> dict[str, Any]:
+async def seen(
+    sections: Mapping[str, Any], cases: Sequence[Case] = tuple(CASES), tools: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return what anybody sees of each case: its client, its provider, and who reads the log, the runs or the metrics."""
     seen_of: dict[str, Any] = {}
     async with contextlib.AsyncExitStack() as stack:
-        providers = {case.name: await stack.enter_async_context(raw_provider(*case.serves)) for case in CASES}
-        config = config_dict("", models=[*providers, "other"], **sections)
-        for entry, case in zip(config["model_list"], [*CASES, OTHER], strict=True):
+        providers = {case.name: await stack.enter_async_context(raw_provider(*case.serves)) for case in cases}
+        config = config_dict("", models=[*providers, "other"], tools=tools, **sections)
+        for entry, case in zip(config["model_list"], [*cases, OTHER], strict=True):
             entry.update(case.entry)
-            entry["litellm_params"]["api_base"] = providers.get(case.name, providers[FALLBACK.name]).url
+            provider = providers.get(case.name) or providers.get(FALLBACK.name)
+            if provider is not None:
+                entry["litellm_params"]["api_base"] = provider.url
         log = stack.enter_context(capture_logs())
         url = await stack.enter_async_context(serve(create_app(Config.model_validate(config))))
         client = await stack.enter_async_context(http_client(url))
-        for case in CASES:
+        for case in cases:
             log.clear()
             body = {**hello(case.name), **case.body}
             answers = []

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from callgate.api.answers import AnswerHeaders, EmitAny, Work
-from callgate.api.chat_request import SAYS_NOTHING, ChatRequest, Delivery
+from callgate.api.chat_request import ONLY_CHAT, SAYS_NOTHING, ChatRequest, Delivery
 from callgate.api.choices import chat_side_by_side, for_choice, preloaded
 from callgate.api.client_names import under_own_names
 from callgate.api.judged_request import JudgedRequest
@@ -31,12 +31,13 @@ from callgate.conversation.events import (
     ChatFailed,
     Ending,
     ToolsListed,
+    TurnStarted,
 )
 from callgate.conversation.hidden_history import has_calls, without_repeats
 from callgate.conversation.ids import new_id
 from callgate.conversation.listeners import WITH_TURNS, WITHOUT_TURNS, Handlers, Listener, emit_to_listeners, handles
 from callgate.conversation.loop import Rules, converse
-from callgate.conversation.passed_answer import BegunModel, passed_answer_fast
+from callgate.conversation.only_turn import AnswerRead, BegunModel, BegunTurn, passed_answer_fast, read_answer_fast
 from callgate.conversation.ports import Emit, Message, ModelRequest, Toolbox, TurnModel, TurnTexts, emit_nothing
 from callgate.conversation.turn_recovery import Recovery
 from callgate.policy.judge import names_hosted
@@ -102,28 +103,47 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
 
     def answer(self, emit: EmitAny) -> Awaitable[None]:
         """Answer the request. Events of several choices are emitted as `ForChoice`."""
-        if self._is_plain() and self._may_pass():
-            return self._pass_fast(emit)
+        if self._is_plain():
+            if self.recording is None and self._may_pass():
+                return self._pass_fast(emit)
+            if self._is_plainly_read():
+                return self._read_fast(emit)
         if self.replay is not None:
             return self.replay.wrap(self, self._answer_limited)(emit)
         return self._answer_limited(emit)
 
     def _is_plain(self) -> bool:
-        """Return whether the request is a chat for one whole answer, which nothing limits, and of which nobody hears but the usual
-        listeners, who ask for nothing before its end."""
+        """Return whether the request is a chat for one whole answer, which nothing limits, and of which nobody hears but the recorder and
+        the usual listeners, who ask for nothing before its end."""
         request = self.request
         return (
             request.n == 1
             and not self.delivery.stream
             and self.route.places is None
             and not self._is_metered()
-            and self.recording is None
             and self.guard is None
             and self.durable is None
             and self.replay is None
             and self.adds_servers is None
             and (request.tools is SAYS_NOTHING or (not request.tools.own_names and request.tools.hosted is None))
             and request.origin.original is None
+        )
+
+    def _is_plainly_read(self) -> bool:
+        """Return whether a plain request is offered tools that need no looking at its history, and is not about them."""
+        request = self.request
+        server_tools = self.route.server_tools
+        entry = self.route.entry
+        return (
+            server_tools is not None
+            and server_tools.search is None
+            and request.tools is SAYS_NOTHING
+            and request.origin is ONLY_CHAT
+            and request.context is None
+            and request.outline.stream_options is None
+            and entry.clear_results_above is None
+            and (entry.format_with_tools or "response_format" not in request.normalized)
+            and not self.delivery.every_event
         )
 
     def _is_metered(self) -> bool:
@@ -176,17 +196,73 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             await self._chat(0, passed, emit, passes_through=True)
             return
         self.diagnoses[0].keep(passed)
-        self.runtime.passed_answers.tell(passed, self.route.name, account_of(self.caller), self.run_id)
-        ending = passed.ending
+        self.runtime.only_answers.tell_passed(passed, self.route.name, account_of(self.caller), self.run_id)
+        self._note_ending(passed.ending)
+        await emit(passed)
+
+    async def _read_fast(self, emit: Emit) -> None:
+        """Answer with what the model says in its first turn, without what only calls need. Equals `_chat` for every request that is plainly
+        read and an answer of text, or lets it do the work with the answer that has begun."""
+        request = self.request
+        history = request.read_history()
+        server_tools = self.route.server_tools
+        assert server_tools is not None, "the request is plainly read"
+        if has_calls(history):
+            await self._chat(0, self.route.model, emit)
+            return
+        self._prepare_aftermath()
+        texts: TurnTexts | None = None
+        if self.recording is not None:
+            self.recording.note(0, TurnStarted(0))
+            if self.recording.policy.content_bytes is not None:
+                texts = self.recording.turn_texts(0, history)
+        asked = ModelRequest(
+            history,
+            server_tools.definitions,
+            None,
+            self.judged.params(),
+            stream=False,
+            leave_out=self.judged.leave_out,
+        )
+        answer: AnswerRead | BegunModel
+        try:
+            answer = await read_answer_fast(asked, self.route.model, partial(self._emit_seldom, emit), texts)
+            if type(answer) is AnswerRead:
+                await self._tell_read(answer, emit)
+        except BaseException as failure:
+            await self._emit_seldom(emit_nothing, ChatFailed(_reason(failure)))
+            raise
+        if isinstance(answer, BegunModel):
+            await self._chat(0, answer, emit, begun=BegunTurn(asked, texts))
+
+    async def _tell_read(self, answer: AnswerRead, emit: Emit) -> None:
+        turn_ended = answer.turn_ended
+        chat_ended = answer.chat_ended
+        if self.recording is not None:
+            self.recording.note(0, turn_ended)
+            self.recording.note(0, chat_ended)
+        diagnosis = self.diagnoses[0]
+        diagnosis.keep(turn_ended)
+        diagnosis.keep(chat_ended)
+        ending = chat_ended.ending
+        self.runtime.only_answers.tell_read(turn_ended.answer, ending, self.route.name, account_of(self.caller))
+        await emit(answer.output)
+        await emit(chat_ended)
+        self._note_ending(ending)
+
+    def _emit_seldom(self, emit: Emit, event: ChatEvent) -> Awaitable[None]:
+        """Emit one of the few events beside the usual ones, to listeners that are made for it."""
+        listeners = self._listeners(0, 1)
+        if self.route.server_tools is not None:
+            listeners.append(WriteNote(_context=self.context, _choice=0))
+        return emit_to_listeners(listeners, emit)(event)
+
+    def _note_ending(self, ending: Ending) -> None:
+        """Note how the chat ended, for the request's line in the log."""
         notes = self.context.notes
         notes["ending"] = str(ending.kind)
         if ending.note:
             notes["note"] = ending.note
-        await emit(passed)
-
-    def _emit_seldom(self, emit: Emit, event: ChatEvent) -> Awaitable[None]:
-        """Emit one of the few events beside the usual one, to listeners that are made for it."""
-        return emit_to_listeners(self._listeners(0, 1), emit)(event)
 
     def _may_pass(self) -> bool:
         """Return whether the request may be passed through. Not a stream that is also stored in one piece, nor where the answer has
@@ -219,8 +295,16 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
                 return
         await chat_side_by_side(models, lambda choice, model: self._chat(choice, model, for_choice(choice, emit)))
 
-    async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, passes_through: bool = False) -> None:
-        """Run one chat with all its listeners."""
+    async def _chat(
+        self,
+        choice: int,
+        model: TurnModel,
+        emit: Emit,
+        *,
+        passes_through: bool = False,
+        begun: BegunTurn | None = None,
+    ) -> None:
+        """Run one chat with all its listeners. `begun`: its first turn, of which the model has begun the answer."""
         request = self.request
         if request.tools.own_names:
             emit = under_own_names(emit, request.tools.own_names)
@@ -235,9 +319,12 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             guard = self.guard.chat(listeners, emit)
             model = guard.model(model)
         # Read once: to part a long history takes as long as all else that is done with it.
-        history: Sequence[Message] | None = None
         texts: TurnTexts | None = None
-        if self.recording is not None and self.recording.policy.content_bytes is not None:
+        history: Sequence[Message] | None = None
+        if begun is not None:
+            texts = begun.texts
+            history = begun.request.messages
+        elif self.recording is not None and self.recording.policy.content_bytes is not None:
             history = request.read_history()
             texts = self.recording.turn_texts(choice, history)
         for listed in self.lists:
@@ -257,16 +344,13 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
                     say=emit,
                 )
             else:
-                ending = await self._with_tools(choice, model, history, texts, listeners, emit, rules, guard)
+                ending = await self._with_tools(choice, model, history, texts, listeners, emit, rules, guard, begun)
         except SeparateChoices:
             raise  # nothing has happened yet
         except BaseException as failure:
             await emit_to_listeners(listeners, emit_nothing)(ChatFailed(_reason(failure)))
             raise
-        notes = self.context.notes
-        notes["ending"] = str(ending.kind)
-        if ending.note:
-            notes["note"] = ending.note
+        self._note_ending(ending)
 
     async def _tell_of_request(self, choice: int, guard: "ChatGuard") -> None:
         """Tell once what hooks said of the request, and raise where they blocked it."""
@@ -308,23 +392,17 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         emit: Emit,
         rules: Rules,
         guard: "ChatGuard | None" = None,
+        begun: BegunTurn | None = None,
     ) -> Ending:
         request = self.request
         client_tools = request.read_tools()
         if history is None:
             history = request.read_history()
-        params = self.judged.params()
-        options = request.outline.stream_options
-        if options is not None and options.include_obfuscation:
-            self.judged.leave_out("stream_options.include_obfuscation")  # chunks that are made here are not padded
         setup, model = await self._set_up(choice, model, client_tools, guard)
         toolbox = setup.toolbox if guard is None else guard.toolbox(setup.toolbox)
         has_tools = self.route.server_tools is not None
         if has_tools and (self.replay is None or self.replay.tools is None):
             self._note_writes(choice, listeners)
-        tool_choice = request.tools.choice
-        if has_tools and request.tools.choice_among_allowed is not None:
-            tool_choice = request.tools.choice_among_allowed  # the tools are narrowed to the allowed ones already
         keep = None
         messages = history
         if request.origin.hosted_calls:
@@ -355,17 +433,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             prompt = self.runtime.config.compaction.prompt
             context = setup.context(request.context, limit, prompt=prompt, needs_summary=self.durable is not None)
         return await converse(
-            ModelRequest(
-                messages,
-                (),
-                tool_choice,
-                params,
-                self.delivery.stream,
-                self.judged.original,
-                request.tools.takes_calls,
-                leave_out=self.judged.leave_out,
-                deferred=setup.deferred,
-            ),
+            self._first_request(messages, setup) if begun is None else begun.request,
             model,
             toolbox,
             emit_to_listeners(listeners, emit, WITH_TURNS if self.delivery.every_event else WITHOUT_TURNS, keep),
@@ -377,6 +445,28 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             judge=None if guard is None else guard.judge,
             texts=texts,
             say=emit,
+            has_begun=begun is not None,
+        )
+
+    def _first_request(self, messages: Sequence[Message], setup: ChatSetup) -> ModelRequest:
+        """Return the request by which the conversation begins."""
+        request = self.request
+        options = request.outline.stream_options
+        if options is not None and options.include_obfuscation:
+            self.judged.leave_out("stream_options.include_obfuscation")  # chunks that are made here are not padded
+        tool_choice = request.tools.choice
+        if self.route.server_tools is not None and request.tools.choice_among_allowed is not None:
+            tool_choice = request.tools.choice_among_allowed  # the tools are narrowed to the allowed ones already
+        return ModelRequest(
+            messages,
+            (),
+            tool_choice,
+            self.judged.params(),
+            self.delivery.stream,
+            self.judged.original,
+            request.tools.takes_calls,
+            leave_out=self.judged.leave_out,
+            deferred=setup.deferred,
         )
 
     async def _set_up(
@@ -415,10 +505,14 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
 
     def _note_writes(self, choice: int, listeners: list[Listener]) -> None:
         """Note the tools with side effects that are started, for the error of a failure after them."""
+        self._prepare_aftermath()
+        listeners.append(WriteNote(_context=self.context, _choice=choice))
+
+    def _prepare_aftermath(self) -> None:
+        """Note what an error of this run says, where tools are on offer."""
         aftermath = self.context.aftermath
         aftermath.run_id = self.run_id
-        aftermath.sees = self.diagnoses[choice].sees
-        listeners.append(WriteNote(_context=self.context, _choice=choice))
+        aftermath.sees = self.diagnoses[0].sees
 
     async def _recall_hosted(self, request: ChatRequest) -> None:
         """Put into the calls of declared tools that came back what is kept of them."""

@@ -386,7 +386,9 @@ class CompletionWriter(msgspec.Struct, eq=False, kw_only=True):
         assert self._ended is not None
         if self.passed:
             return msgspec.Raw(self.passed)
-        usage = self._ended.usage_in(self._head.usage_scope)
+        usage = self._ended.usage
+        if self._head.usage_scope != "sum":
+            usage = self._ended.usage_in(self._head.usage_scope)
         return self.around([self.choice()], usage, self._diagnosis.report() if self._diagnosis else None)
 
     def around(
@@ -414,7 +416,11 @@ class CompletionWriter(msgspec.Struct, eq=False, kw_only=True):
     def choice(self, index: int = 0) -> dict[str, Any]:
         assert self._ended is not None
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
-        text, reasoning, logprobs = self._gather(message)
+        reasoning = ""
+        logprobs = None
+        text = self._text_fast()
+        if text is None:
+            text, reasoning, logprobs = self._gather(message)
         # As OpenAI has it: null where the message has other content.
         message["content"] = text or (None if self._calls or message["refusal"] or message.get("audio") else "")
         if reasoning:
@@ -429,6 +435,19 @@ class CompletionWriter(msgspec.Struct, eq=False, kw_only=True):
             "logprobs": logprobs,
             "finish_reason": client_finish_reason(self._ended, legacy=self._head.legacy),
         }
+
+    def _text_fast(self) -> str | None:
+        """Return the text of an answer of one turn that says nothing else. Equals what `_gather` makes of it, or returns None."""
+        if len(self._batches) != 1 or self._lines:
+            return None
+        text = ""
+        (events,) = self._batches.values()
+        for event in events:
+            if type(event) is TextDelta:
+                text += event.text
+            elif type(event) not in NOT_IN_A_MESSAGE:
+                return None
+        return text
 
     def _gather(self, message: dict[str, Any]) -> tuple[str, str, dict[str, Any] | None]:
         """Join text and reasoning as in streams; other fields are added to the message."""

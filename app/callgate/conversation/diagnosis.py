@@ -4,7 +4,7 @@ A listener. It keeps previews of the arguments of broken calls only, because tho
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -98,13 +98,14 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     def keep(self, event: TurnEnded | ChatEnded | AnswerPassed) -> None:
         self._events.append(event)
 
-    def _ends(self) -> Iterator[TurnEnded | ChatEnded]:
+    def _ends(self) -> Sequence[TurnEnded | ChatEnded]:
+        ends: list[TurnEnded | ChatEnded] = []
         for event in self._events:
             if type(event) is AnswerPassed:
-                yield event.turn_ended()
-                yield event.chat_ended()
+                ends += (event.turn_ended(), event.chat_ended())
             else:
-                yield event
+                ends.append(event)
+        return ends
 
     @property
     def began(self) -> float:
@@ -195,7 +196,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         if self._warnings:
             report["warnings"] = list(self._warnings)
         for event in self._ends():
-            if isinstance(event, TurnEnded):
+            if type(event) is TurnEnded:
                 turns.append(self._turn(event.turn, event.answer))
                 continue
             report["ending"] = str(event.ending.kind)

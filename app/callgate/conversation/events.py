@@ -289,6 +289,7 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     """The deployment that would have been asked, but is cooling down."""
 
 
+@final
 class TurnEnded(msgspec.Struct, frozen=True, gc=False):
     """A model's answer is whole and its calls are settled; each call is in exactly one of the lists."""
 

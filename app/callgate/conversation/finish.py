@@ -102,6 +102,13 @@ _USUAL: Mapping[str, tuple[Meaning, Finish]] = {
 
 """The finish of a turn with one of these reasons, that has the meaning of the list, and no error."""
 
+ENDS_OF_TEXT: Mapping[str, Finish] = {
+    reason: finish
+    for reason, (_, finish) in _USUAL.items()
+    if reason in _STANDARD and finish.winner in (FinishClass.STOP, FinishClass.LENGTH)
+}
+"""The finish of a turn without calls that ended with one of these reasons, about which there is nothing to find."""
+
 
 def finish_of_whole(reasons: Sequence[Finished]) -> Finish:
     """Return how a whole answer ended that goes on as its provider's bytes."""

@@ -113,6 +113,7 @@ def converse(
     judge: TurnJudge | None = None,
     texts: TurnTexts | None = None,
     say: Emit | None = None,
+    has_begun: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Coroutine[Any, Any, Ending]:
     """Run a chat from the client's request to its ending, and emit its events.
@@ -120,7 +121,8 @@ def converse(
     `format_with_tools`: whether the model takes a `response_format` beside tools. If not, its text in turns with tools is
     not the answer, which is requested in one more turn without tools. `context`: edits the history before each turn. `judge`:
     judges the calls of each. `texts`: keeps what the model is sent and says. `say`: takes what a model says while it says it, in the
-    place of `emit`, where no listener hears of it.
+    place of `emit`, where no listener hears of it. `has_begun`: the first turn was told of, and the model gives the answer to this very
+    request.
     """
     messages = () if type(request) is Passthrough else request.messages
     transcript = Transcript(messages, sees_images)
@@ -133,6 +135,8 @@ def converse(
         conversation.judge = judge
     if texts is not None:
         conversation.texts = texts
+    if has_begun:
+        conversation.has_begun = True
     return conversation.run()
 
 
@@ -194,6 +198,8 @@ class _Conversation(msgspec.Struct):
     transcript: Transcript
 
     index: int = 0
+    has_begun: bool = False
+    """The beginning of the first turn was told already, and the model asked."""
     ran: int = 0
     called: int = 0
     failed_turns: int = 0
@@ -319,7 +325,7 @@ class _Conversation(msgspec.Struct):
         first = self.request
         if type(first) is Passthrough:
             return self._take(first, is_emitted=True)  # no tools of ours are offered, so that there is only this turn
-        request = self._next_request(first)
+        request = first if self.has_begun else self._next_request(first)
         is_emitted = not (self.format_kept_back and request.tools)
         return self._take(request, is_emitted=is_emitted, holds_text=self._holds_text(request))
 
@@ -330,7 +336,7 @@ class _Conversation(msgspec.Struct):
         is_summary = False
         if isinstance(request, ModelRequest):
             is_summary = request.is_summary
-        await self.emit(TurnStarted(self.index))
+        await self._tell_of_beginning()
         attempts = Attempts(self.index, self.emit, began=self.clock())
         attempt_began = attempts.began
         while True:
@@ -391,20 +397,29 @@ class _Conversation(msgspec.Struct):
             raise _broke_off(turn)  # a new one: an exception keeps the frame alive that it was raised in
         return turn, plan
 
+    def _tell_of_beginning(self) -> Awaitable[None]:
+        """Emit that a turn begins, unless that was done."""
+        if self.has_begun:
+            return NOTHING
+        return self.emit(TurnStarted(self.index))
+
     async def _read_answer(
         self, request: ModelRequest | Passthrough, attempts: Attempts, *, is_emitted: bool
     ) -> _TurnReading:
         """Read one answer of the model, and emit it while it comes."""
         reading = _TurnReading(_conversation=self, _may_pass=type(request) is Passthrough, _is_emitted=is_emitted)
         texts = self.texts
-        if texts is not None:
+        if texts is not None and not self.has_begun:
             request = texts.begin(request)
+        self.has_begun = False
         try:
             async with self.model.send(request, attempts) as answer:
                 reading.lane = answer.lane
                 reading.first_seconds = self.clock() - attempts.began
                 if type(answer) is PreloadedAnswer:
-                    if events := answer.take():
+                    events = answer.events
+                    answer.events = ()
+                    if events:
                         await reading.take(events)
                 else:
                     if request.stream:

@@ -59,14 +59,9 @@ class PreloadedAnswer(msgspec.Struct, eq=False, kw_only=True):
     def __aiter__(self) -> "PreloadedAnswer":
         return self
 
-    def take(self) -> Sequence[ModelEvent]:
-        """Take all events, once."""
+    async def __anext__(self) -> Sequence[ModelEvent]:
         events = self.events
         self.events = ()
-        return events
-
-    async def __anext__(self) -> Sequence[ModelEvent]:
-        events = self.take()
         if not events:
             raise StopAsyncIteration
         return events

@@ -39,7 +39,7 @@ from callgate.conversation.events import (
     TextDelta,
     ThinkingBlock,
 )
-from callgate.conversation.finish import finish_findings, judge_finish, meaning_if_said
+from callgate.conversation.finish import Finish, finish_findings, judge_finish, meaning_if_said
 from callgate.conversation.finish_words import FinishClass, Meaning
 from callgate.conversation.response_items import ITEMS, without_run_by_provider
 from callgate.conversation.usage import Usage
@@ -155,38 +155,40 @@ class PassedTurn(msgspec.Struct, eq=False, kw_only=True):
         return replace(turn, findings=tuple(findings), failure=finish.failure, broke_off=finish.broke_off, error=error)
 
 
-class TurnBuilder:
+class TurnBuilder(msgspec.Struct, eq=False):
     """Folds the events of one answer. Each event costs the same however many came before; nothing is joined or parsed
     before the end."""
 
+    offer: Offer
+    ids: Callable[[], str]
+    argument_bytes: int | None = None
+    """The limit of one call's arguments; None for no limit."""
+    as_written: str | None = None
+    """The text so far with its calls as they were written, once they are known not to be alone."""
+
+    _texts: list[str] = []
+    _calls: CallAssembler | None = None
+    """Made for the first call."""
+    _reasons: dict[str, Meaning] = {}
+    _noticed: dict[Finding, None] = {}
+    """Each once, in their order."""
     _prompted: PromptedCalling | None = None
     _usage: Usage | None = None
     _head: ProviderHead | None = None
     _error: ProviderError | None = None
     _thinking: "ThinkingBlocks | None" = None
     _end_is_unseen: bool = False
-    as_written: str | None = None
-    """The text so far with its calls as they were written, once they are known not to be alone."""
-
-    def __init__(self, offer: Offer, ids: Callable[[], str], *, argument_bytes: int | None = None) -> None:
-        """`argument_bytes`: the limit of one call's arguments; None for no limit."""
-        self._offer = offer
-        self._noticed: dict[Finding, None] = {}
-        """Each once, in their order."""
-        self._calls = CallAssembler(offer=offer, ids=ids, noticed=self._noticed, argument_bytes=argument_bytes)
-        self._not_run: list[CallNotRun] = []
-        self._texts: list[str] = []
-        self._reasoning: dict[str, list[str]] = {}
-        self._reasons: dict[str, Meaning] = {}
-        self._logprobs: list[Mapping[str, Any]] = []
-        self._extra_fields: dict[str, list[Any]] = {}
+    _not_run: list[CallNotRun] = []
+    _reasoning: dict[str, list[str]] = {}
+    _logprobs: list[Mapping[str, Any]] = []
+    _extra_fields: dict[str, list[Any]] = {}
 
     def feed(self, events: Iterable[ModelEvent]) -> None:
         for event in events:
             if type(event) is TextDelta:
                 self._texts.append(event.text)
             elif type(event) is CallDelta:
-                self._calls.add(event)
+                (self._calls or self._assembler()).add(event)
             elif type(event) is ReasoningDelta:
                 self._reasoning.setdefault(event.source, []).append(event.text)
             elif type(event) is Finished:  # the three above come by the thousand; these four with nearly every answer
@@ -196,7 +198,7 @@ class TurnBuilder:
             elif type(event) is ProviderHead:
                 self._head = self._head or event
             elif type(event) is CallWritten:
-                self._calls.add_written(event)
+                (self._calls or self._assembler()).add_written(event)
             else:
                 self._take(event)
 
@@ -204,7 +206,18 @@ class TurnBuilder:
         meaning = meaning_if_said(event)
         if meaning is not None:
             self._reasons[event.reason] = meaning
-            self._calls.note_reason(orderly=meaning.is_orderly)
+            if self._calls is not None:
+                self._calls.note_reason(orderly=meaning.is_orderly)
+
+    def _assembler(self) -> CallAssembler:
+        """Return what assembles the calls. Of the reasons before the first of them it is told those that differ."""
+        if self._calls is None:
+            self._calls = CallAssembler(
+                offer=self.offer, ids=self.ids, noticed=self._noticed, argument_bytes=self.argument_bytes
+            )
+            for meaning in self._reasons.values():
+                self._calls.note_reason(orderly=meaning.is_orderly)
+        return self._calls
 
     def _take(self, event: ModelEvent) -> None:
         match event:
@@ -222,7 +235,7 @@ class TurnBuilder:
             case CallsNotAlone():
                 self.as_written = "".join(self._texts) + event.text
             case CharactersLost():
-                self._calls.text_is_damaged = True
+                self._assembler().text_is_damaged = True
             case ProviderError():
                 self._error = self._error or event
             case ChoiceIgnored():
@@ -241,21 +254,21 @@ class TurnBuilder:
 
     def is_large(self) -> bool:
         """True if parsing the arguments may block the event loop noticeably."""
-        return self._calls.size() > LARGE or bool(self._extra_fields)
+        if self._extra_fields:
+            return True
+        return self._calls is not None and self._calls.size() > LARGE
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
         """Return the turn with its calls settled. `end` is how the body of the answer ended."""
         finish = judge_finish(self._reasons, end, error=self._error is not None)
         calls: tuple[Call, ...] = ()
-        collected = self._calls.collected(in_order=end is StreamEnd.DONE)
-        if collected:
-            at_length = finish.winner is FinishClass.LENGTH and not self._calls.ends_in_repetition
-            failure = Flaw.UPSTREAM_ERROR if self._end_is_unseen else finish.failure
-            calls = settle(collected, self._offer, failure=failure, at_length=at_length, new_id=self._calls.new_id)
-        from_text = self._prompted is not None or self._calls.read_from_text
+        from_text = self._prompted is not None
+        if self._calls is not None:
+            calls = self._settled(self._calls, finish, in_order=end is StreamEnd.DONE)
+            from_text = from_text or self._calls.read_from_text
         findings = finish_findings(finish, calls_found=bool(calls), from_text=from_text)
         findings += self._noticed
-        if self._end_is_unseen and self._offer:
+        if self._end_is_unseen and self.offer:
             findings.append(Finding.END_NOT_SEEN)
         for call in calls:
             if isinstance(call, ReadyCall):
@@ -279,6 +292,15 @@ class TurnBuilder:
             not_run=tuple(self._not_run),
             as_written="" if self.as_written is None else sound_text(self.as_written),
         )
+
+    def _settled(self, assembled: CallAssembler, finish: Finish, *, in_order: bool) -> tuple[Call, ...]:
+        """Return the calls, each of which is judged. `in_order`: the body of the answer ended with its end mark."""
+        collected = assembled.collected(in_order=in_order)
+        if not collected:
+            return ()
+        at_length = finish.winner is FinishClass.LENGTH and not assembled.ends_in_repetition
+        failure = Flaw.UPSTREAM_ERROR if self._end_is_unseen else finish.failure
+        return settle(collected, self.offer, failure=failure, at_length=at_length, new_id=assembled.new_id)
 
     def _joined_reasoning(self) -> str:
         """Return the reasoning. Some providers send the same under two names: one is kept. Reasoning out of the text is no such

@@ -53,6 +53,9 @@ class UnkeptRecording(msgspec.Struct, eq=False, gc=False):
     def has_texts(self) -> bool:
         return False
 
+    def note(self, choice: int, event: ChatEvent) -> None:
+        """Forget the event."""
+
     def note_earlier(self, seconds: float, choice: int, event: ChatEvent) -> None:
         """Forget the event."""
 

@@ -36,6 +36,10 @@ class Recording(Protocol):
     @property
     def has_texts(self) -> bool: ...
 
+    def note(self, choice: int, event: ChatEvent) -> None:
+        """Record an event that happens now."""
+        ...
+
     def note_earlier(self, seconds: float, choice: int, event: ChatEvent) -> None:
         """Record an event that happened so many seconds after the run began."""
         ...

@@ -30,7 +30,7 @@ from callgate.runtime.prices import Prices
 from callgate.runtime.route import EMPTY_TOOLS_LIST, ClientTools, Route, may_offer
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.tool_patterns import check_patterns, pattern_problems, unknown_keys
-from callgate.telemetry.listeners import LoggedWords, LogListener, MetricsListener, PassedAnswers
+from callgate.telemetry.listeners import LoggedWords, LogListener, MetricsListener, OnlyAnswers
 from callgate.tools.building import registry_of
 from callgate.tools.concurrency import ConcurrencyLimits
 from callgate.tools.offered_tools import OfferedTools, Wanted, is_short
@@ -91,8 +91,8 @@ class Runtime:
         self.toolboxes = Toolboxes(config, shared, self.registry, self.catalogue)
         self.guarding = self.toolboxes.guarding
         self._routes: dict[Any, Route] = {}
-        self._plain_routes: dict[tuple[str, str], tuple[Caller, Route]] = {}
-        """By the names of model and caller."""
+        self._plain_routes: dict[tuple[str, str], tuple[Caller, Route, object]] = {}
+        """By the names of model and caller, with the tools that there were."""
         self._routed_tools: object = None
         self._patterns_checked = False
         self._log_listener = partial(LogListener, content=config.logging.content, _logged_words=LoggedWords())
@@ -110,7 +110,7 @@ class Runtime:
             {entry_of_model.model_name: entry_of_model.model_info for entry_of_model in config.model_list},
         )
         self._metrics_listener = partial(MetricsListener, _metrics=shared.metrics, _price=self.prices.of_responder)
-        self.passed_answers = PassedAnswers(self._log_listener, self._metrics_listener, self._of_model)
+        self.only_answers = OnlyAnswers(self._log_listener, self._metrics_listener, self._of_model)
 
     async def open(self) -> None:
         modes = {entry.tool_search.mode for entry in self.config.model_list}
@@ -222,12 +222,14 @@ class Runtime:
         """Return the route of a request that says nothing of tools, as `choose` does."""
         remembered = self._plain_routes.get((model, caller.name))
         if remembered is not None and remembered[0] is caller:
-            return remembered[1]
+            route = remembered[1]
+            if not route.may_offer_tools or self.offered.all() is remembered[2]:
+                return route
         route = self.choose(model, caller)
-        if not route.may_offer_tools and not route.warnings and len(model) <= REMEMBERED_CHARS:
+        if not route.warnings and len(model) <= REMEMBERED_CHARS:
             if len(self._plain_routes) >= REMEMBERED_ROUTES:
                 self._plain_routes.clear()
-            self._plain_routes[model, caller.name] = (caller, route)
+            self._plain_routes[model, caller.name] = (caller, route, self._routed_tools)
         return route
 
     def choose(

@@ -21,6 +21,7 @@ from callgate.conversation.events import (
     ChatEnded,
     ChatFailed,
     ContextChanged,
+    Ending,
     GuardrailJudged,
     Responder,
     TurnAccount,
@@ -306,20 +307,24 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     @handles(handlers, AnswerPassed)
     def answer_passed(self, event: AnswerPassed) -> None:
-        of_model = self._of_model
-        by = event.by
-        of_model.turn(event.seconds)
-        if by is not NO_RESPONDER:
-            of_model.answered_by(by)
         for _ in event.unknown_reasons:
             self._metrics.findings.of(self._model, UNKNOWN_REASON).inc()
-        of_model.ended(event.ending)
-        if event.counts is None:
+        self.only_turn_ended(event, event.ending)
+
+    def only_turn_ended(self, answer: TurnAccount | AnswerPassed, ending: Ending) -> None:
+        """Count a turn without findings, with which its chat has ended."""
+        of_model = self._of_model
+        by = answer.by
+        of_model.turn(answer.seconds)
+        if by is not NO_RESPONDER:
+            of_model.answered_by(by)
+        of_model.ended(ending)
+        if answer.counts is None:
             return
         if not by.counted_model or by.counted_model == of_model.name:
-            of_model.spent(event.counts, self._price(by))
+            of_model.spent(answer.counts, self._price(by))
         else:
-            of_model.spent_by_several([self._spending(event.counts, by)])
+            of_model.spent_by_several([self._spending(answer.counts, by)])
 
     @handles(handlers, ChatFailed)
     def _chat_failed(self, event: ChatFailed) -> None:
@@ -363,8 +368,8 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         return OTHER
 
 
-class PassedAnswers:
-    """Tells the usual listeners of answers that are passed on whole. For the metrics one listener serves all answers of a model to a key,
+class OnlyAnswers:
+    """Tells the usual listeners of answers with which a chat ends at once. For the metrics one listener serves all answers of a model to a key,
     because it remembers nothing of them."""
 
     def __init__(
@@ -378,14 +383,22 @@ class PassedAnswers:
         self._of_model = of_model
         self._counting: dict[tuple[str, str], MetricsListener] = {}
 
-    def tell(self, event: AnswerPassed, model_name: str, account: str, run_id: str) -> None:
+    def tell_passed(self, event: AnswerPassed, model_name: str, account: str, run_id: str) -> None:
+        """Tell of an answer that is passed on."""
+        self._counting_of(model_name, account).answer_passed(event)
+        if event.unknown_reasons:
+            self._log_listener(_run_id=run_id).answer_passed(event)
+
+    def tell_read(self, answer: TurnAccount, ending: Ending, model_name: str, account: str) -> None:
+        """Tell of an answer about which there is nothing to log."""
+        self._counting_of(model_name, account).only_turn_ended(answer, ending)
+
+    def _counting_of(self, model_name: str, account: str) -> MetricsListener:
         counting = self._counting.get((model_name, account))
         if counting is None:
             counting = self._metrics_listener(_of_model=self._of_model(model_name, account))
             self._counting[model_name, account] = counting
-        counting.answer_passed(event)
-        if event.unknown_reasons:
-            self._log_listener(_run_id=run_id).answer_passed(event)
+        return counting
 
 
 def _findings(answer: TurnAccount) -> Sequence[Finding]:
