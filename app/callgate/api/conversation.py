@@ -310,6 +310,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             emit = under_own_names(emit, request.tools.own_names)
         if choice and self.trace is not None:
             self.trace.use(choice)
+        history, texts = self._kept_texts(choice, begun)
         rules = self._rules()
         listeners = self._listeners(choice, request.n if passes_through else 1)
         if request.context is not None:
@@ -318,15 +319,6 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         if self.guard is not None:
             guard = self.guard.chat(listeners, emit)
             model = guard.model(model)
-        # Read once: to part a long history takes as long as all else that is done with it.
-        texts: TurnTexts | None = None
-        history: Sequence[Message] | None = None
-        if begun is not None:
-            texts = begun.texts
-            history = begun.request.messages
-        elif self.recording is not None and self.recording.policy.content_bytes is not None:
-            history = request.read_history()
-            texts = self.recording.turn_texts(choice, history)
         for listed in self.lists:
             await emit_to_listeners(listeners, emit)(listed)
         try:
@@ -350,7 +342,21 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         except BaseException as failure:
             await emit_to_listeners(listeners, emit_nothing)(ChatFailed(_reason(failure)))
             raise
-        self._note_ending(ending)
+        notes = self.context.notes
+        notes["ending"] = str(ending.kind)
+        if ending.note:
+            notes["note"] = ending.note
+
+    def _kept_texts(self, choice: int, begun: BegunTurn | None) -> tuple[Sequence[Message] | None, TurnTexts | None]:
+        """Return what keeps the texts of a choice, where they are kept, and the history where it was read: to part a long one takes as
+        long as all else that is done with it."""
+        if begun is not None:
+            return begun.request.messages, begun.texts
+        recording = self.recording
+        if recording is None or recording.policy.content_bytes is None:
+            return None, None
+        history = self.request.read_history()
+        return history, recording.turn_texts(choice, history)
 
     async def _tell_of_request(self, choice: int, guard: "ChatGuard") -> None:
         """Tell once what hooks said of the request, and raise where they blocked it."""
