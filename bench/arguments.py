@@ -71,7 +71,7 @@ def settle_time(text: str, *, named: bool) -> float:
 
 def _settle_once(text: str, *, named: bool) -> float:
     gc.collect()
-    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__)
+    building = TurnBuilder(offer=OFFER, ids=map("made_{}".format, itertools.count()).__next__)
     began = time.process_time()
     building.feed([CallDelta(0, "call_1", "write_file")])
     for batch in _batches(text, "write_file" if named else None):

@@ -93,7 +93,9 @@ def turn_of(model: Model, tools: Sequence[Mapping[str, Any]], *, stream: bool = 
 
 
 async def _turn(asking: AbstractAsyncContextManager[ModelAnswer], tools: Sequence[Mapping[str, Any]]) -> Turn:
-    building = TurnBuilder(offer_of(list(map(dict, tools))), map("made_{}".format, itertools.count()).__next__)
+    building = TurnBuilder(
+        offer=offer_of(list(map(dict, tools))), ids=map("made_{}".format, itertools.count()).__next__
+    )
     end = StreamEnd.DONE
     try:
         async with asking as answer:

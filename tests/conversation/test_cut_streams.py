@@ -34,7 +34,10 @@ def ran(turn: Turn) -> Counter[tuple[str, str]]:
 
 
 def turn_of_chunks(tools: list[dict[str, Any]], chunks: Sequence[Any], end: StreamEnd) -> Turn:
-    building, reader = TurnBuilder(offer_of(tools), map("made_{}".format, itertools.count()).__next__), ChunkReader()
+    building, reader = (
+        TurnBuilder(offer=offer_of(tools), ids=map("made_{}".format, itertools.count()).__next__),
+        ChunkReader(),
+    )
     for chunk in chunks:
         building.feed(reader.read(chunk))
     building.feed(reader.finish())
@@ -43,7 +46,10 @@ def turn_of_chunks(tools: list[dict[str, Any]], chunks: Sequence[Any], end: Stre
 
 def read_bytes(tools: list[dict[str, Any]], data: bytes) -> Turn:
     """What the direct lane makes of a body; without its end mark it broke off."""
-    building, reader = TurnBuilder(offer_of(tools), map("made_{}".format, itertools.count()).__next__), ChunkReader()
+    building, reader = (
+        TurnBuilder(offer=offer_of(tools), ids=map("made_{}".format, itertools.count()).__next__),
+        ChunkReader(),
+    )
     end = StreamEnd.EOF
     for payload in payloads_in(EventStreamReader().whole(data)):
         if payload.data == DONE:

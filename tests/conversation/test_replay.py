@@ -69,7 +69,7 @@ async def test_the_same_turn_is_made_of_them() -> None:
     offer = {"alpha": OfferedTool("alpha", {"type": "object"})}
 
     def turn(events: Any) -> Any:
-        builder = TurnBuilder(offer, counter("made"))
+        builder = TurnBuilder(offer=offer, ids=counter("made"))
         builder.feed(events)
         made = builder.finish()
         return made.text, made.reasoning, made.calls, made.findings, made.assistant_message()

@@ -44,7 +44,7 @@ DONE = Finished("tool_calls")
 
 
 def turn_of(*events: ModelEvent, end: StreamEnd = StreamEnd.DONE) -> Turn:
-    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__)
+    building = TurnBuilder(offer=OFFER, ids=map("made_{}".format, itertools.count()).__next__)
     for event in events:
         building.feed([event])
     return building.finish(end)
@@ -613,7 +613,7 @@ def test_a_free_text_call_goes_back_as_one():
 
 
 def test_a_whole_call_goes_back_under_the_name_that_was_offered():
-    building = TurnBuilder({"my.tool": OfferedTool("my.tool", NO_SCHEMA)}, str)
+    building = TurnBuilder(offer={"my.tool": OfferedTool("my.tool", NO_SCHEMA)}, ids=str)
     building.feed([delta(id="a", name="my.tool", args="{}"), DONE])
     assert building.finish().assistant_message()["tool_calls"][0]["function"]["name"] == "my.tool"
 
@@ -807,7 +807,7 @@ def test_the_quick_way_finds_the_same_calls_as_the_plain_reading_of_the_rules(de
 
 
 def limited(*events: ModelEvent) -> Turn:
-    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__, argument_bytes=1024)
+    building = TurnBuilder(offer=OFFER, ids=map("made_{}".format, itertools.count()).__next__, argument_bytes=1024)
     building.feed(events)
     return building.finish()
 
@@ -1016,19 +1016,19 @@ def test_a_free_text_call_in_one_piece_is_one():
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_turn_is_large_by_the_arguments_of_all_its_calls(legacy: bool):
-    building = TurnBuilder(OFFER, str)
+    building = TurnBuilder(offer=OFFER, ids=str)
     building.feed([CallDelta(0, "a", "get", "x" * (LARGE // 2), legacy=legacy)])
     building.feed([CallDelta(1, "b", "get", "x" * (LARGE - LARGE // 2), legacy=legacy)])
     before = building.is_large()
     building.feed([CallDelta(1, arguments="x", legacy=legacy)])
     assert (before, building.is_large()) == (False, True)
-    fields = TurnBuilder(OFFER, str)
+    fields = TurnBuilder(offer=OFFER, ids=str)
     fields.feed([ExtraField("odd", 1)])
     assert fields.is_large(), "what is in them is not known"
 
 
 def test_an_answer_with_too_many_calls_is_too_large():
-    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__)
+    building = TurnBuilder(offer=OFFER, ids=map("made_{}".format, itertools.count()).__next__)
     building.feed(CallWritten("get", "{}", f"a{number}") for number in range(MAX_CALLS))
     assert len(building.finish().calls) == MAX_CALLS
     with pytest.raises(AnswerTooLarge, match=f"{MAX_CALLS} calls"):
@@ -1082,7 +1082,7 @@ def test_an_empty_object_before_the_reason_is_whole_though_the_end_mark_is_missi
 
 
 def test_no_made_id_is_given_twice():
-    building = TurnBuilder(OFFER, iter(["m", "m", "n"]).__next__)
+    building = TurnBuilder(offer=OFFER, ids=iter(["m", "m", "n"]).__next__)
     building.feed([delta(index=index, name="get", args="{}") for index in range(2)])
     assert [call.id for call in building.finish().calls] == ["m", "n"]
 

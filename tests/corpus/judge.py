@@ -89,7 +89,7 @@ def _compiled(tools: str) -> Offer:
 
 def _builder(data: Mapping[str, Any]) -> TurnBuilder:
     count = itertools.count()
-    return TurnBuilder(offer_of(data["tools"]), lambda: f"made_{next(count)}")
+    return TurnBuilder(offer=offer_of(data["tools"]), ids=lambda: f"made_{next(count)}")
 
 
 def _run_stream(data: Mapping[str, Any]) -> Turn:

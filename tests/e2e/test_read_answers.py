@@ -149,7 +149,7 @@ def test_a_turn_of_text_is_the_one_that_is_built(said: list[ModelEvent]) -> None
     turn = text_turn_fast(said)
     if turn is None:
         return
-    builder = TurnBuilder({}, str)
+    builder = TurnBuilder(offer={}, ids=str)
     builder.feed(said)
     assert turn == builder.finish()
 

@@ -25,7 +25,7 @@ def run(data: bytes) -> None:
 
 
 def read(pieces: Iterable[bytes]) -> Turn:
-    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__, argument_bytes=2000)
+    building = TurnBuilder(offer=OFFER, ids=map("made_{}".format, itertools.count()).__next__, argument_bytes=2000)
     body: ResponseEvents | ResponseObject | None = None
     for piece in pieces:
         if body is None and piece:

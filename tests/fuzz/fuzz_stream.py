@@ -33,7 +33,7 @@ def run(data: bytes) -> None:
 
 
 def read(pieces: Iterable[bytes]) -> Turn:
-    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__, argument_bytes=2000)
+    building = TurnBuilder(offer=OFFER, ids=map("made_{}".format, itertools.count()).__next__, argument_bytes=2000)
     body = StreamedBody()
     for piece in pieces:
         building.feed(body.feed(piece))

@@ -34,7 +34,7 @@ def run(data: bytes) -> None:
     events = events_of_text(format, pieces)
     assert repr(events) == repr(events_of_text(format, ["".join(pieces)]))
     check_quoted("".join(pieces), format)
-    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__)
+    building = TurnBuilder(offer=OFFER, ids=map("made_{}".format, itertools.count()).__next__)
     building.feed([PromptedCalling(format), *events])
     turn = building.finish()
     json.dumps(turn.assistant_message(), ensure_ascii=False, allow_nan=False).encode()

@@ -1023,7 +1023,7 @@ WHOLE_DAMAGE = (
 
 def turn_of_reads(body: Body, reads: Iterable[bytes]) -> Turn | None:
     """The turn that comes of a body; None where it is refused before it has begun. As `HttpAnswer` reads it."""
-    building, begun = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__), False
+    building, begun = TurnBuilder(offer=OFFER, ids=map("made_{}".format, itertools.count()).__next__), False
 
     def took(batch: Sequence[ModelEvent]) -> bool:
         nonlocal begun

@@ -130,7 +130,7 @@ async def _executed(
     entry = ModelConfig("m", params, tools=("*",), lane=lane, deadlines=QUICK)
     answering = Catalogue([entry], client, policy=RetryPolicy(tries=1)).model("m")
     data, count = case.data, itertools.count()
-    building = TurnBuilder(offer_of(data["tools"]), lambda: f"made_{next(count)}")
+    building = TurnBuilder(offer=offer_of(data["tools"]), ids=lambda: f"made_{next(count)}")
     tools = [msgspec.Raw(json.dumps(tool).encode()) for tool in data["tools"]]
     original = _Original() if provider == "messages" else None
     asked = ModelRequest([{"role": "user", "content": "hi"}], tools, None, NO_FIELDS, "chunks" in data, original)

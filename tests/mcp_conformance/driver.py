@@ -175,7 +175,7 @@ class Client:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Outcome | BrokenCall:
         tools = ToolSet(self._registry.tools())
         toolbox = RequestToolbox(server_tools=tools, run_id="run", limits=self._registry.limits, put=self._put)
-        turn = TurnBuilder(tools.offer, lambda: "call_1")
+        turn = TurnBuilder(offer=tools.offer, ids=lambda: "call_1")
         turn.feed([CallWritten(name, json.dumps(arguments))])
         [call] = turn.finish().calls
         if isinstance(call, BrokenCall):

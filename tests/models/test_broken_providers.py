@@ -40,7 +40,7 @@ async def executed(provider: str, body: bytes, *, stream: bool = True) -> list[d
 
     model, more = MODELS[provider]
     client, count = HttpClient(), itertools.count()
-    building = TurnBuilder(offer_of([TOOL]), lambda: f"made_{next(count)}")
+    building = TurnBuilder(offer=offer_of([TOOL]), ids=lambda: f"made_{next(count)}")
     tools, end = [msgspec.Raw(json.dumps(TOOL).encode())], StreamEnd.DONE
     try:
         async with raw_provider(closing(serve)) as server:

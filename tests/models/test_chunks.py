@@ -86,7 +86,7 @@ def test_a_chunk_in_an_unknown_shape_breaks_the_call_whose_piece_it_may_hold(odd
     opened = chunk({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "pay", "arguments": '{"amount": 5'}}]})
     closed = chunk({"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]}, finish_reason="tool_calls")
     for chunks, runs in (((opened, closed), True), ((opened, odd, closed), False)):
-        building = TurnBuilder(offer_of(tools), "made".__str__)
+        building = TurnBuilder(offer=offer_of(tools), ids="made".__str__)
         building.feed(events_of_chunks(*chunks))
         turn = building.finish()
         assert [isinstance(call, ReadyCall) for call in turn.calls] == [runs]
@@ -348,7 +348,7 @@ CHUNKS = VALUES | st.fixed_dictionaries({"choices": st.lists(CHOICES, max_size=2
 @given(st.lists(CHUNKS, max_size=4))
 def test_no_json_whatever_makes_reading_or_folding_fail(chunks):
     for events in (events_of_chunks(*chunks), [event for one in chunks for event in read_completion(one)]):
-        building = TurnBuilder({}, map("made_{}".format, range(1_000_000)).__next__)
+        building = TurnBuilder(offer={}, ids=map("made_{}".format, range(1_000_000)).__next__)
         building.feed(events)
         turn = building.finish()
         turn.text.encode()

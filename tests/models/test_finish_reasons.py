@@ -86,7 +86,7 @@ async def turn_with(client: HttpClient, url: str, provider: str, *, stream: bool
         del settings["api_key"]
     entry = ModelConfig("m", settings, tools=("*",), deadlines=QUICK, **more)
     numbers = itertools.count()
-    building = TurnBuilder(offer_of([TOOL]), lambda: f"made_{next(numbers)}")
+    building = TurnBuilder(offer=offer_of([TOOL]), ids=lambda: f"made_{next(numbers)}")
     original = _Original() if provider == "messages" else None
     tools = [msgspec.Raw(json.dumps(TOOL).encode())]
     ask = ModelRequest([{"role": "user", "content": "hi"}], tools, None, NO_FIELDS, stream, original)

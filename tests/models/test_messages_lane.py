@@ -58,7 +58,7 @@ def events_and_end(reads: Iterable[bytes], body: Any = None) -> tuple[list[Model
 
 def turn_of(reads: Iterable[bytes]) -> Turn:
     events, done = events_and_end(reads)
-    builder = TurnBuilder(OFFER, lambda: "id")
+    builder = TurnBuilder(offer=OFFER, ids=lambda: "id")
     builder.feed(events)
     return builder.finish(StreamEnd.DONE if done else StreamEnd.EOF)
 

@@ -99,7 +99,7 @@ def turn_of(reads: Iterable[bytes]) -> Turn:
     fault = body.fault
     if not body.is_done:
         events += body.finish()
-    builder = TurnBuilder(OFFER, lambda: "made")
+    builder = TurnBuilder(offer=OFFER, ids=lambda: "made")
     builder.feed(events)
     return builder.finish(StreamEnd.DONE if body.is_done and fault is None else StreamEnd.EOF)
 
@@ -128,7 +128,7 @@ def test_a_stream_that_ends_anywhere_runs_no_call() -> None:
 def test_a_whole_answer_equals_the_stream() -> None:
     body = ResponseObject(BY)
     body.feed(json.dumps({**RESPONSE, "output": [THOUGHT, {"type": "web_search_call"}, SAID, CALL]}).encode())
-    builder = TurnBuilder(OFFER, lambda: "made")
+    builder = TurnBuilder(offer=OFFER, ids=lambda: "made")
     builder.feed(body.finish())
     whole, streamed = builder.finish(), turn_of([STREAM])
     assert body.is_done
@@ -264,7 +264,7 @@ def test_a_response_that_contradicts_its_end_runs_nothing(more: dict[str, Any]) 
     response = {**RESPONSE, "output": [CALL], **more}
     assert ready(turn_of([sse([begun(), DELTA, DONE_ITEM, {**FINAL, "response": response}])])) == []
     body = ResponseObject(BY)
-    builder = TurnBuilder(OFFER, lambda: "made")
+    builder = TurnBuilder(offer=OFFER, ids=lambda: "made")
     builder.feed([*body.feed(json.dumps(response).encode()), *body.finish()])
     assert ready(builder.finish(StreamEnd.DONE)) == []
 
@@ -289,7 +289,7 @@ def test_types_that_are_no_text_are_none(odd: Any) -> None:
 def test_arguments_of_a_whole_answer_that_are_no_text_are_never_none(given: Any) -> None:
     body = ResponseObject(BY)
     body.feed(json.dumps({**RESPONSE, "output": [{**CALL, "arguments": given}]}).encode())
-    builder = TurnBuilder(OFFER, lambda: "made")
+    builder = TurnBuilder(offer=OFFER, ids=lambda: "made")
     builder.feed(body.finish())
     [call] = builder.finish().calls
     assert isinstance(call, BrokenCall) or call.arguments == given
@@ -321,7 +321,7 @@ def test_what_only_the_end_says_is_read_from_there() -> None:
 
 def test_thinking_that_is_shown_twice_is_read_once() -> None:
     kinds = ("reasoning_text", "reasoning_summary_text", "reasoning_text")
-    builder = TurnBuilder({}, lambda: "made")
+    builder = TurnBuilder(offer={}, ids=lambda: "made")
     read = ResponseEvents(BY).feed(
         sse({"type": f"response.{kind}.delta", "output_index": 0, "content_index": 0, "delta": "x"} for kind in kinds)
     )

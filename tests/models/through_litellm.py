@@ -27,7 +27,7 @@ both_ways = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "w
 async def turn_of(model, request):
     """The turn that an answer comes to, what broke it off, if anything did, and whether its reason was the provider's own."""
     offer = {name: OfferedTool(name, parameters) for name, parameters in map(_offered, request.tools)}
-    building = TurnBuilder(offer, map("made_{}".format, itertools.count()).__next__)
+    building = TurnBuilder(offer=offer, ids=map("made_{}".format, itertools.count()).__next__)
     end, broke = StreamEnd.DONE, None
     async with asyncio.timeout(60), model.send(request) as answer:
         try:

@@ -117,7 +117,7 @@ def _read(builder: TurnBuilder) -> Read:
 
 
 def _builder(case: Case) -> TurnBuilder:
-    return TurnBuilder(_offer(case["tools"]), map("made_{}".format, itertools.count()).__next__)
+    return TurnBuilder(offer=_offer(case["tools"]), ids=map("made_{}".format, itertools.count()).__next__)
 
 
 def _offer(tools: Iterable[Mapping[str, Any]]) -> Offer:

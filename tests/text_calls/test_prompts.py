@@ -44,7 +44,8 @@ CLOCK = ToolSpec("get_time", "The time.", {"type": "object", "properties": {}})
 def read_back(format: str, text: str, tools: list[ToolSpec]) -> tuple[list[ReadyCall], str]:
     reading = reader_for(format, [tool.name for tool in tools], thinking="unknown")
     building = TurnBuilder(
-        {tool.name: OfferedTool(tool.name, tool.parameters) for tool in tools}, map(str, itertools.count()).__next__
+        offer={tool.name: OfferedTool(tool.name, tool.parameters) for tool in tools},
+        ids=map(str, itertools.count()).__next__,
     )
     building.feed([*reading.feed(text), *reading.finish()])
     turn = building.finish()
@@ -214,7 +215,7 @@ def test_an_awkward_string_is_read_back_as_it_was_alone_and_deep_inside(format):
 def test_calls_whose_values_begin_and_end_a_call_are_broken(format):
     calls = [PastCall("note", {"text": "<tool_call>"}), PastCall("note", {"text": "</tool_call>"})]
     reading = reader_for(format, ["note"], thinking="unknown")
-    building = TurnBuilder({"note": OfferedTool("note", {})}, map(str, itertools.count()).__next__)
+    building = TurnBuilder(offer={"note": OfferedTool("note", {})}, ids=map(str, itertools.count()).__next__)
     building.feed([*reading.feed(style_for(format).write("", calls)), *reading.finish()])
     (call,) = building.finish().calls
     assert isinstance(call, BrokenCall)

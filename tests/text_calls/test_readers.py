@@ -72,7 +72,7 @@ def all_calls_in(case, text):
     reader = reader_for(
         case["format"], {name: tool.parameters.get("properties", ()) for name, tool in offer.items()}, is_judging=False
     )
-    building = TurnBuilder(offer, map("made_{}".format, itertools.count()).__next__)
+    building = TurnBuilder(offer=offer, ids=map("made_{}".format, itertools.count()).__next__)
     building.feed([*reader.feed(text), *reader.finish()])
     return [(call.name, call.arguments) for call in building.finish().calls if isinstance(call, ReadyCall)]
 

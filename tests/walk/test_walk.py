@@ -19,9 +19,9 @@ class Bound:
 
 CEILINGS = {
     "plain stream": Bound(41, 131),
-    "tool turn": Bound(68, 301),
+    "tool turn": Bound(68, 284),
     "tool turn, streamed": Bound(70, 384),
-    "responses and MCP": Bound(89, 372),
+    "responses and MCP": Bound(89, 354),
     "responses and MCP, streamed": Bound(92, 459),
 }
 """What the walks were when this was last changed. It is only ever lowered, but for what each request

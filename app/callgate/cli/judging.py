@@ -52,7 +52,7 @@ def differences(recording: Any) -> tuple[int, list[Difference]]:
 
 
 def _judged(reply: Mapping[str, Any], toolbox: RecordedToolbox) -> Sequence[Call]:
-    builder = TurnBuilder(toolbox.offer, new_call_id)
+    builder = TurnBuilder(offer=toolbox.offer, ids=new_call_id)
     if not reply.get("chunks"):
         builder.feed(read_completion(reply["whole"]))
         return builder.finish(StreamEnd.DONE).calls

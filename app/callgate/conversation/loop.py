@@ -517,7 +517,7 @@ class _Conversation(msgspec.Struct):
         return plan
 
     def builder(self) -> TurnBuilder:
-        return TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
+        return TurnBuilder(offer=self.toolbox.offer, ids=self.new_id, argument_bytes=self.rules.argument_bytes)
 
     def _next_request(self, first: ModelRequest) -> ModelRequest:
         request = ModelRequest(

@@ -39,7 +39,7 @@ async def call_once(
     """Settle a call and run it if it is whole, with the events that a chat has for it. `judge`: judges it before that."""
     began = clock()
     await emit(TurnStarted(ONLY))
-    builder = TurnBuilder(toolbox.offer, new_id, argument_bytes=rules.argument_bytes)
+    builder = TurnBuilder(offer=toolbox.offer, ids=new_id, argument_bytes=rules.argument_bytes)
     events: list[ModelEvent] = [written, Finished("tool_calls")]
     builder.feed(events)
     await emit(ModelOutput(ONLY, events))

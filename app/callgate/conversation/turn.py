@@ -155,7 +155,7 @@ class PassedTurn(msgspec.Struct, eq=False, kw_only=True):
         return replace(turn, findings=tuple(findings), failure=finish.failure, broke_off=finish.broke_off, error=error)
 
 
-class TurnBuilder(msgspec.Struct, eq=False):
+class TurnBuilder(msgspec.Struct, eq=False, kw_only=True):
     """Folds the events of one answer. Each event costs the same however many came before; nothing is joined or parsed
     before the end."""
 

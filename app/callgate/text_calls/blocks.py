@@ -94,7 +94,7 @@ class ToolUseBuffer:
         self.attempt_count = 0
 
     def _settled(self, written: CallWritten, id: str | None) -> ReadyCall | BrokenCall:
-        building = TurnBuilder(self._offer, self._new_id)
+        building = TurnBuilder(offer=self._offer, ids=self._new_id)
         building.feed(
             [
                 CallWritten(

@@ -162,6 +162,6 @@ def control_request() -> ModelRequest:
 
 def judge_probe(events: Iterable[ModelEvent]) -> bool:
     """True if the answer to `probe_request` has a whole native call of its tool, with any word."""
-    building = TurnBuilder({PROBE_TOOL: OfferedTool(PROBE_TOOL, _PROBE_PARAMETERS)}, lambda: "call_probe")
+    building = TurnBuilder(offer={PROBE_TOOL: OfferedTool(PROBE_TOOL, _PROBE_PARAMETERS)}, ids=lambda: "call_probe")
     building.feed([event for event in events if not (isinstance(event, CallWritten) and event.from_text)])
     return any(isinstance(call, ReadyCall) and call.arguments.get("word") for call in building.finish().calls)

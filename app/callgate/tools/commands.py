@@ -190,7 +190,7 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
         from callgate.conversation.events import CallWritten
         from callgate.conversation.turn import TurnBuilder
 
-        building = TurnBuilder({tool.name: tool.offered for tool in registry.tools()}, lambda: "call_by_hand")
+        building = TurnBuilder(offer={tool.name: tool.offered for tool in registry.tools()}, ids=lambda: "call_by_hand")
         building.feed([CallWritten(name, arguments)])
         turn = building.finish()
         toolbox: Toolbox = own_toolbox
