@@ -279,6 +279,7 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
                 raise RuntimeError(f"Response content {'longer' if self._left < 0 else 'shorter'} than Content-Length")
             data = body
         elif framing == CHUNKED:
+            self._takes_chunks = more_body
             data = self._chunk(body) if body else b""
             if not more_body:
                 data += b"0\r\n\r\n"
@@ -290,7 +291,6 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
             else:
                 data = self._head + data
             self._stage = SENDING
-        self._takes_chunks = framing == CHUNKED and more_body
         if data and (more_body or connection.unsent):
             connection.gather(data)
         elif data:
