@@ -34,10 +34,19 @@ MENDED = {
 UNMENDED = [one for one in RECORDINGS if len(one.replies) == 1 and one.name not in MENDED]
 
 
-async def play(
-    recording: Recording, upstream: Upstream, *, stream: bool
-) -> tuple[ChatCompletion, list[dict[str, Any]]]:
+Played = tuple[ChatCompletion, list[dict[str, Any]]]
+_played: dict[tuple[str, bool], Played] = {}
+"""Each is looked at from several sides, and played once."""
+
+
+async def play(recording: Recording, upstream: Upstream, *, stream: bool) -> Played:
     """The client's answer, and the requests that the model got."""
+    if (recording.name, stream) not in _played:
+        _played[recording.name, stream] = await play_now(recording, upstream, stream=stream)
+    return _played[recording.name, stream]
+
+
+async def play_now(recording: Recording, upstream: Upstream, *, stream: bool) -> Played:
     model = f"{recording.name}-{'streamed' if stream else 'whole'}"
     recording.play_on(upstream, model)
     config = make_config(upstream.url, models=[model], tools=recording.house_tools)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,28 +86,29 @@ async def exchanges_of(recording: Recording) -> dict[str, Exchange]:
                 answer = await raw_post(url, request_body(recording, way), PATHS[way.api], way.headers)
                 requests = [record.body for record in upstream.requests][before:]
                 exchanges[way.name] = Exchange(normalised_answer(answer), tuple(map(normalised_request, requests)))
-    for way in WAYS:
-        if not way.with_tools:
-            exchanges[way.name] = await passed_through(recording, way)
-    return exchanges
+    return exchanges | await passed_through(recording, [way for way in WAYS if not way.with_tools])
 
 
-async def passed_through(recording: Recording, way: Way) -> Exchange:
+async def passed_through(recording: Recording, ways: Sequence[Way]) -> dict[str, Exchange]:
     """The first answer of the conversation, where none of our tools is on offer."""
     reply = recording.replies[0]
     events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in reply["chunks"])
-    streams = way.stream is not way.other_shape
+    streams = [way.stream is not way.other_shape for way in ways]
+    exchanges = {}
 
     async def reply_once(request: Request, wire: Wire) -> None:
-        if streams:
+        if streams[len(provider.requests) - 1]:
             await wire.whole(f"{events}data: [DONE]\n\n", kind="text/event-stream")
         else:
             await wire.whole(reply["whole"])
 
     async with raw_provider(reply_once) as provider, proxy_of(recording, f"{provider.url}/v1", with_tools=False) as url:
-        answer = await raw_post(url, request_body(recording, way), PATHS[way.api], way.headers)
-    requests = [request.body for request in provider.requests]
-    return Exchange(normalised_answer(answer), tuple(map(normalised_request, requests)))
+        for way in ways:
+            before = len(provider.requests)
+            answer = await raw_post(url, request_body(recording, way), PATHS[way.api], way.headers)
+            requests = [request.body for request in provider.requests[before:]]
+            exchanges[way.name] = Exchange(normalised_answer(answer), tuple(map(normalised_request, requests)))
+    return exchanges
 
 
 @asynccontextmanager
