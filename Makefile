@@ -46,6 +46,7 @@ TIMED = $(filter-out tests/chaos/% tests/server/%,$(sort $(shell grep -rlE "held
 chaos: .venv/.dev ## overload, drain, kill -9, soak, cancellation, bad requests, at full length, and all that is held to a time; figures in build/chaos.jsonl
 	@mkdir -p build && rm -f build/chaos.jsonl
 	@CALLGATE_CHAOS=long CALLGATE_CHAOS_FIGURES=build/chaos.jsonl $(PYTEST) $(or $(ARGS),tests/chaos tests/server $(TIMED))
+	@$(if $(ARGS),:,CALLGATE_TRIPLES=only $(PYTEST))
 	@cat build/chaos.jsonl
 
 fuzz: .venv/.dev ## search for inputs that readers fail on, SECONDS=60 for each of tests/fuzz (ARGS=stream for one of them; edge tries 100,000)

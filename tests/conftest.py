@@ -22,7 +22,7 @@ from callgate.config import redaction
 from callgate.telemetry import logs
 from callgate.tools.concurrency import times_cancelled
 from tests.chaos.scale import examples
-from tests.harness import environment, handlers, leftovers, sessions
+from tests.harness import environment, handlers, leftovers, sessions, tables
 from tests.harness.installed import install_wheel
 from tests.harness.needs import demanded, missing, summary
 from tests.harness.postgres import PostgresServer, postgres_server
@@ -77,6 +77,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = tables.left_out(items)
+    items[:] = [item for item in items if item not in left_out]
+    if left_out:
+        config.hook.pytest_deselected(items=[*left_out])
     if hasattr(config, "workerinput"):
         from tests.harness.parallel import in_order
 

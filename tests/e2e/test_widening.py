@@ -129,12 +129,10 @@ async def test_what_widens_is_taken_when_an_admin_says_so_and_is_an_event(upstre
         async with client.stream("GET", "/v1/feed?kinds=config", headers=BY_BOSS) as feed:
             lines = feed.aiter_lines()
             assert await anext(lines) == ": connected"
-            refused = await asyncio.to_thread(run_command, "reload", "--url", child.url, "--key", BOSS, fresh=True)
+            refused = await asyncio.to_thread(run_command, "reload", "--url", child.url, "--key", BOSS)
             assert refused.returncode == 1
             assert "--widen" in refused.stderr
-            taken = await asyncio.to_thread(
-                run_command, "reload", "--widen", "--url", child.url, "--key", BOSS, fresh=True
-            )
+            taken = await asyncio.to_thread(run_command, "reload", "--widen", "--url", child.url, "--key", BOSS)
             assert "allowed by now: keys.user.approve was `off`" in taken.stdout
             told = await until_taken(lines)
         assert all(each["refused"] for each in told[:-1])
@@ -225,7 +223,7 @@ async def test_a_server_that_had_keys_does_not_start_without_any(upstream: Upstr
         assert (await client.get("/v1/models")).status_code == 401
     file.write_text(as_yaml(a_config(upstream, data_dir=str(tmp_path / "data"), keys=[])))
     for command in ("check", "serve"):
-        refused = await asyncio.to_thread(run_command, command, "--config", str(file), fresh=True)
+        refused = await asyncio.to_thread(run_command, command, "--config", str(file))
         assert refused.returncode == 2
         assert "had keys, and none is left" in refused.stderr
     file.write_text(as_yaml(a_config(upstream, data_dir=str(tmp_path / "data"), keys=[], auth="off")))
@@ -236,11 +234,11 @@ async def test_a_server_that_had_keys_does_not_start_without_any(upstream: Upstr
 async def test_a_key_store_that_was_emptied_is_no_server_without_keys(upstream: Upstream, tmp_path: Path) -> None:
     file, data = tmp_path / "config.yaml", tmp_path / "data"
     file.write_text(as_yaml(a_config(upstream, data_dir=str(data), keys=[])))
-    made = await asyncio.to_thread(run_command, "keys", "create", "ann", "--config", str(file), fresh=True)
+    made = await asyncio.to_thread(run_command, "keys", "create", "ann", "--config", str(file))
     assert made.returncode == 0, made.stderr
     with contextlib.closing(sqlite3.connect(data / "keys.sqlite3")) as store, store:
         store.execute("DELETE FROM keys")
-    refused = await asyncio.to_thread(run_command, "serve", "--config", str(file), fresh=True)
+    refused = await asyncio.to_thread(run_command, "serve", "--config", str(file))
     assert (refused.returncode, "had keys, and none is left" in refused.stderr) == (2, True)
 
 
