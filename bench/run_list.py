@@ -132,7 +132,7 @@ def encoded(row: RunRow, hours: HourTotals) -> EndedRun:
     ended, notes = recording.encode()
     ended.row.state = row.state
     ended.row.seconds = 0.3
-    hours.add_run(ended.row, notes)
+    hours.add_runs([(ended.row, notes)])
     return ended
 
 

@@ -112,7 +112,7 @@ def _ended(row: RunRow, model: Played, chance: random.Random, hours: HourTotals)
         run.row.state = "failed"
         run.row.status = 502
         run.row.error = "upstream_error"
-    hours.add_run(run.row, notes)
+    hours.add_runs([(run.row, notes)])
     return run
 
 

@@ -77,7 +77,7 @@ def bucket(seconds: float) -> list[int]:
 def test_a_run_is_counted_by_itself_and_by_its_tools_providers_and_flaws():
     hours = HourTotals()
     row = RunRow("run_1", NINE + 60, "gpt", key="alice", state="failed", seconds=2.0, first_seconds=0.4, broken_calls=1)
-    hours.add_run(row, reader_of(row).hour_notes)
+    hours.add_runs([(row, reader_of(row).hour_notes)])
     [(minute, totals)] = hours.take().items()
 
     assert minute == NINE // 60 + 1
@@ -103,7 +103,7 @@ def test_a_run_is_counted_by_itself_and_by_its_tools_providers_and_flaws():
 def test_a_run_with_a_broken_call_is_counted_once_as_failed_or_as_one_with_a_broken_call():
     hours = HourTotals()
     for state in ("answered", "failed"):
-        hours.add_run(RunRow("run", NINE, "gpt", state=state, broken_calls=2), ())
+        hours.add_runs([(RunRow("run", NINE, "gpt", state=state, broken_calls=2), ())])
     [totals] = hours.take().values()
     [total] = totals.values()
     assert (total.count, total.failed, total.broken) == (2, 1, 1)
@@ -111,7 +111,7 @@ def test_a_run_with_a_broken_call_is_counted_once_as_failed_or_as_one_with_a_bro
 
 def test_a_call_without_a_model_is_counted_for_its_tool_alone():
     hours = HourTotals()
-    hours.add_run(RunRow("run", NINE, route="tool"), [("call", "", "add", "", 0.1, 0.0)])
+    hours.add_runs([(RunRow("run", NINE, route="tool"), [("call", "", "add", "", 0.1, 0.0)])])
     [totals] = hours.take().values()
     assert [place.subject for place in totals] == ["call"]
 
@@ -127,9 +127,9 @@ def test_each_tool_has_the_outcomes_of_its_calls():
 def test_totals_that_could_not_be_written_are_added_to_those_that_came_meanwhile():
     hours = HourTotals()
     row = RunRow("run_1", NINE, "gpt", key="alice")
-    hours.add_run(row, ())
+    hours.add_runs([(row, ())])
     taken = hours.take()
-    hours.add_run(row, ())
+    hours.add_runs([(row, ())])
     hours.put_back(taken)
     assert hours.unwritten_hours()[int(NINE // 3600)][HourPlace("run", "alice", "gpt")].count == 2
     [totals] = hours.take().values()
@@ -139,11 +139,11 @@ def test_totals_that_could_not_be_written_are_added_to_those_that_came_meanwhile
 def test_many_names_take_no_more_than_so_much_and_nothing_is_lost():
     hours = HourTotals()
     for number in range(TOTALS_PER_HOUR + 7):
-        hours.add_run(RunRow(f"run_{number}", NINE, f"m{number}"), ())
+        hours.add_runs([(RunRow(f"run_{number}", NINE, f"m{number}"), ())])
     [totals] = hours.take().values()
     assert len(totals) == TOTALS_PER_HOUR + 1
     assert totals[HourPlace("run", "", "")].count == 7
-    hours.add_run(RunRow("run", NINE + 60, "one more"), ())  # what is written does not make room in its hour
+    hours.add_runs([(RunRow("run", NINE + 60, "one more"), ())])  # what is written does not make room in its hour
     [later] = hours.take().values()
     assert list(later) == [HourPlace("run", "", "")]
 
@@ -156,9 +156,9 @@ def test_many_runs_come_to_the_same_whether_they_are_added_up_together_or_by_the
         began = NINE + 3600 * (number % 3)
         row = RunRow(f"run_{number}", began, f"m{number % 5}", key="alice", state=state, seconds=0.01 * number)
         notes = reader_of(row).hour_notes
-        hours.add_run(row, notes)
+        hours.add_runs([(row, notes)])
         by_itself = HourTotals()
-        by_itself.add_run(row, notes)
+        by_itself.add_runs([(row, notes)])
         for minute, totals in by_itself.take().items():
             for place, total in totals.items():
                 alone.setdefault(minute, {}).setdefault(place, HourTotal()).add(total)
@@ -169,9 +169,9 @@ def test_the_last_minutes_stay_in_memory_and_older_ones_go(monkeypatch: pytest.M
     hours = HourTotals()
     now = int(time.time() // 60)
     for minute in (now, now - MINUTES_KEPT - 1):
-        hours.add_run(RunRow("run", minute * 60.0, "gpt"), ())
+        hours.add_runs([(RunRow("run", minute * 60.0, "gpt"), ())])
     hours.note_written(hours.take())
-    hours.add_run(RunRow("run", now * 60.0, "gpt"), ())
+    hours.add_runs([(RunRow("run", now * 60.0, "gpt"), ())])
     minutes = hours.minutes()
     assert {minute: total.count for minute, of in minutes.items() for total in of.values()} == {now: 2}
     monkeypatch.setattr("callgate.recorder.hours.TOTALS_OF_MINUTES", 0)
@@ -185,7 +185,7 @@ def test_a_percentile_is_in_the_bucket_of_the_exact_one(share: float):
     durations = [chance.lognormvariate(-1, 1.5) for _ in range(500)]
     hours = HourTotals()
     for seconds in durations:
-        hours.add_run(RunRow("run", NINE, "gpt", seconds=seconds), ())
+        hours.add_runs([(RunRow("run", NINE, "gpt", seconds=seconds), ())])
     [totals] = hours.take().values()
     found = percentile(totals[HourPlace("run", "", "gpt")].seconds, share)
     exact = sorted(durations)[int(len(durations) * share) - 1]

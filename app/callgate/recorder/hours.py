@@ -135,10 +135,10 @@ class HourTotals:
     def has_unwritten(self) -> bool:
         return bool(self._runs or self._unwritten)
 
-    def add_run(self, row: RunRow, notes: Iterable[HourNote]) -> None:
-        """Add an ended run, and what its events said."""
+    def add_runs(self, runs: Iterable[tuple[RunRow, Iterable[HourNote]]]) -> None:
+        """Add ended runs, and what their events said."""
         with self._runs_lock:
-            self._runs.append((row, notes))
+            self._runs.extend(runs)
         if len(self._runs) >= ADDED_TOGETHER:
             with self._lock:
                 self._add_up()

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from callgate.recorder.ended_run import EndedRun
 
@@ -17,11 +17,20 @@ OF_ONE: Final = 2
 """The part of them that may be one owner's is one in so many, so that nobody pushes out all of the others'."""
 
 
+class _Weighed(NamedTuple):
+    """A run and its weight, which is counted once."""
+
+    run: EndedRun
+    bytes: int
+    private_bytes: int
+    """Of its texts that are kept in memory alone."""
+
+
 class NewestRuns:
     """Keeps as many of the newest runs as fit. Thread-safe."""
 
     def __init__(self) -> None:
-        self._runs: deque[EndedRun] = deque()
+        self._runs: deque[_Weighed] = deque()
         self._bytes = 0
         self._private_bytes: Counter[str] = Counter()
         """Of the private texts of each owner."""
@@ -30,18 +39,26 @@ class NewestRuns:
     def add(self, runs: Iterable[EndedRun]) -> None:
         with self._lock:
             for run in runs:
-                self._runs.append(run)
-                self._weigh(run, 1)
+                private_bytes = 0
+                if run.private is not None and not run.private.is_dropped:
+                    private_bytes = run.private.weight()
+                    self._private_bytes[run.private_to] += private_bytes
+                weighed = _Weighed(run, run.weight(), private_bytes)
+                self._bytes += weighed.bytes
+                self._runs.append(weighed)
             if self._has_too_many_private_texts():
                 self._drop_private_texts()
             while len(self._runs) > IN_MEMORY or self._bytes > IN_MEMORY_BYTES:
-                self._weigh(self._runs.popleft(), -1)
+                self._subtract(self._runs.popleft())
 
-    def _weigh(self, run: EndedRun, sign: int) -> None:
-        """Count a run that comes, or with a negative sign one that goes."""
-        self._bytes += sign * run.weight()
-        if run.private is not None and not run.private.is_dropped:
-            self._private_bytes[run.private_to] += sign * run.private.weight()
+    def _subtract(self, weighed: _Weighed) -> None:
+        """Count a run no longer."""
+        self._bytes -= weighed.bytes
+        if weighed.private_bytes:
+            owner = weighed.run.private_to
+            self._private_bytes[owner] -= weighed.private_bytes
+            if not self._private_bytes[owner]:
+                del self._private_bytes[owner]
 
     def _has_too_many_private_texts(self) -> bool:
         if not self._private_bytes:
@@ -55,21 +72,21 @@ class NewestRuns:
         all_bytes = 0
         bytes_of: Counter[str] = Counter()
         for place in reversed(range(len(self._runs))):
-            run = self._runs[place]
-            if run.private is None or run.private.is_dropped:
+            run, _, weight = self._runs[place]
+            if not weight:
                 continue
-            weight = run.private.weight()
             if all_bytes + weight > PRIVATE_BYTES or bytes_of[run.private_to] + weight > PRIVATE_BYTES // OF_ONE:
-                self._runs[place] = run.without_private_texts()
+                without = run.without_private_texts()
+                self._runs[place] = _Weighed(without, without.weight(), 0)
             else:
                 all_bytes += weight
                 bytes_of[run.private_to] += weight
         self._private_bytes = bytes_of
-        self._bytes = sum(run.weight() for run in self._runs)
+        self._bytes = sum(weighed.bytes for weighed in self._runs)
 
     def all(self) -> list[EndedRun]:
         with self._lock:
-            return list(self._runs)
+            return [weighed.run for weighed in self._runs]
 
     def get(self, id: str) -> EndedRun | None:
         return next((run for run in self.all() if run.id == id), None)
@@ -77,8 +94,8 @@ class NewestRuns:
     def remove(self, id: str) -> bool:
         """Remove a run; False if there is none with this id."""
         with self._lock:
-            run = next((run for run in self._runs if run.id == id), None)
-            if run is not None:
-                self._runs.remove(run)
-                self._weigh(run, -1)
-        return run is not None
+            weighed = next((weighed for weighed in self._runs if weighed.run.id == id), None)
+            if weighed is not None:
+                self._runs.remove(weighed)
+                self._subtract(weighed)
+        return weighed is not None

@@ -88,9 +88,9 @@ class UsageCounter:
                 place = (hour, usage.key, usage.model)
                 self._unwritten_hours.setdefault(place, KeyUsage(*usage.place())).add(usage)
 
-    def add_run(self, row: RunRow, notes: Iterable[HourNote]) -> None:
-        """Add an ended run to the totals of its hour."""
-        self._hours.add_run(row, notes)
+    def add_runs(self, runs: Iterable[tuple[RunRow, Iterable[HourNote]]]) -> None:
+        """Add ended runs to the totals of their hours."""
+        self._hours.add_runs(runs)
 
     @property
     def has_unwritten(self) -> bool:

@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
 from callgate.http.trace_context import Trace
 from callgate.recorder.ended_run import EndedRun
+from callgate.recorder.hours import HourNote
 from callgate.recorder.newest_runs import NewestRuns
 from callgate.recorder.recording import RunRecording
 from callgate.recorder.store import (
@@ -52,6 +53,8 @@ USAGE_SECONDS: Final = 1.0
 """How often usage is added up and written. It takes as long as to write a hundred runs, however many have ended."""
 COUNT_SECONDS: Final = 5.0
 """How often that is done while no run ends."""
+Counted: TypeAlias = tuple[RunRow, list[HourNote]]
+"""What is counted of a run: its row, and what its events said."""
 DAMAGED: Final = "it is damaged"
 OF_BEFORE: Final = "it was written by an earlier version of Callgate"
 
@@ -118,6 +121,7 @@ class RunWriter:
             self._encoding = None
         batch: list[RunRecording] = []
         in_memory: list[EndedRun] = []
+        counted: list[Counted] = []
         weight = 0
         end = monotonic() + ENCODING_SECONDS
         while self._unencoded:
@@ -129,7 +133,7 @@ class RunWriter:
                 self._on_dropped()
                 self._forget(recording)
             elif recording.is_encoded_quickly():
-                if not self._encode(recording) or not self._keeps(recording):
+                if not self._encode(recording, counted) or not self._keeps(recording):
                     continue
                 if self._folder is None and recording.ended is not None:
                     in_memory.append(recording.ended)
@@ -139,6 +143,7 @@ class RunWriter:
             else:
                 weight += recording.weigh()
                 batch.append(recording)
+        self._usage.add_runs(counted)
         if in_memory:
             self._keep_in_memory(in_memory)
         if batch:
@@ -207,8 +212,8 @@ class RunWriter:
         with contextlib.closing(RunStore(self._folder)) as store:
             return store.delete(id) or was_in_memory
 
-    def _encode(self, recording: RunRecording) -> bool:
-        """Encode a run; False if it was deleted or cannot be encoded."""
+    def _encode(self, recording: RunRecording, counted: list[Counted]) -> bool:
+        """Encode a run; False if it was deleted or cannot be encoded. What is counted of it is added to `counted`."""
         if recording.is_deleted:
             self._forget(recording)
             return False
@@ -218,7 +223,7 @@ class RunWriter:
             self._drop(recording, error)
             return False
         if recording.is_listed:
-            self._usage.add_run(ended.row, hour_notes)
+            counted.append((ended.row, hour_notes))
         return True
 
     def _keeps(self, recording: RunRecording) -> bool:
@@ -289,10 +294,13 @@ class RunWriter:
         """Encode the runs that are not encoded yet, export those with a trace, and return those that are kept."""
         kept_runs: list[RunRecording] = []
         traced: list[tuple[RecordedRun, Trace]] = []
+        counted: list[Counted] = []
         for recording in batch:
             # What the event loop has encoded is kept, or it would not be here.
-            if recording.ended is not None or self._encode_slowly(recording, traced):
+            if recording.ended is not None or self._encode_slowly(recording, traced, counted):
                 kept_runs.append(recording)
+        if counted:
+            self._usage.add_runs(counted)
         try:
             if self.export is not None and traced:
                 self.export(traced)
@@ -300,11 +308,13 @@ class RunWriter:
             log.exception("traces_not_encoded", runs=len(traced))
         return kept_runs
 
-    def _encode_slowly(self, recording: RunRecording, traced: list[tuple[RecordedRun, Trace]]) -> bool:
+    def _encode_slowly(
+        self, recording: RunRecording, traced: list[tuple[RecordedRun, Trace]], counted: list[Counted]
+    ) -> bool:
         """Encode a run that takes too long for the event loop, and return whether it is kept. One with a trace is added to
         `traced`."""
         weight = recording.weighed
-        is_encoded = self._encode(recording)
+        is_encoded = self._encode(recording, counted)
         if is_encoded and recording.ended is not None and recording.trace is not None:
             traced.append((recording.ended.recorded(), recording.trace))
         is_kept = is_encoded and self._keeps(recording)
