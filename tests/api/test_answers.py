@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from callgate.api.answers import LOOK_AFTER_SECONDS, ClientDisconnected, EventStream, Pulse, run_unless_disconnected
+from callgate.api.answers import (
+    ALARM_SECONDS,
+    LOOK_AFTER_SECONDS,
+    ClientDisconnected,
+    EventStream,
+    Pulse,
+    run_unless_disconnected,
+)
 from callgate.conversation.errors import ChatError
 
 pytestmark = pytest.mark.anyio
@@ -142,21 +149,20 @@ def test_clients_are_seen_to_leave_in_one_event_loop_after_another():
         asyncio.run(one_leaves())
 
 
+ANSWERS = 300
+LONG_SECONDS = LOOK_AFTER_SECONDS * 2
+
+
 @dataclass(eq=False)
 class OwnRequest:
     """A request of our own server, which tells by itself when its client leaves."""
 
     is_whole: bool = True
     abandoned: bool = False
-    is_holding_back: bool = False
     when_left: Callable[[], None] | None = None
 
-    @property
-    def connection(self) -> "OwnRequest":
-        return self
-
     async def receive(self) -> dict[str, Any]:
-        assert self.abandoned or self.is_holding_back or not self.is_whole, "nobody has to ask"
+        assert self.abandoned or not self.is_whole, "nobody has to ask"
         return {"type": "http.disconnect"}
 
 
@@ -176,22 +182,49 @@ async def test_a_server_that_tells_when_a_client_leaves_is_not_asked():
     assert working.cancelling() == 0
 
 
-@pytest.mark.parametrize("state", [{"is_whole": False}, {"abandoned": True}, {"is_holding_back": True}], ids=str)
+@pytest.mark.parametrize("state", [{"is_whole": False}, {"abandoned": True}], ids=str)
 async def test_a_server_that_cannot_tell_now_is_asked(state: dict[str, Any]):
     with pytest.raises(ClientDisconnected):
         await run_unless_disconnected(asyncio.sleep(NEVER), OwnRequest(**state).receive)
 
 
-async def test_a_server_that_can_tell_no_longer_once_a_further_request_has_come_is_asked():
-    request = OwnRequest()
+async def test_hundreds_of_long_answers_that_began_one_after_another_set_few_timers(monkeypatch: pytest.MonkeyPatch):
+    loop = asyncio.get_running_loop()
+    plain_call_at = loop.call_at
+    timers: list[float] = []
 
-    async def wait() -> None:
-        request.is_holding_back = True
-        await asyncio.sleep(NEVER)
+    def noting_call_at(when: float, ring: Any, *given: Any, **more: Any) -> asyncio.TimerHandle:
+        if ring.__module__ == EventStream.__module__:
+            timers.append(when)
+        return plain_call_at(when, ring, *given, **more)
 
-    async with asyncio.timeout(PATIENCE):
-        with pytest.raises(ClientDisconnected):
-            await run_unless_disconnected(wait(), request.receive, NEVER)
+    monkeypatch.setattr(loop, "call_at", noting_call_at)
+    began = loop.time()
+    running = []
+    for place in range(ANSWERS):
+        answer = run_unless_disconnected(asyncio.sleep(NEVER), OwnRequest().receive, LONG_SECONDS)
+        running.append(asyncio.create_task(answer))
+        while loop.time() < began + place * LONG_SECONDS / ANSWERS:  # noqa: ASYNC110 - there is no event for a time
+            await asyncio.sleep(0)
+    ended = await asyncio.gather(*running, return_exceptions=True)
+    rings = (loop.time() - began) / ALARM_SECONDS
+    assert [getattr(error, "code", error) for error in ended] == ["request_timeout"] * ANSWERS
+    assert 0 < len(timers) <= rings + 2  # for the first look at the clients, and for the deadlines
+
+
+@pytest.mark.parametrize("others", [(), (NEVER,), (LOOK_AFTER_SECONDS / 5, NEVER)], ids=str)
+async def test_each_deadline_holds_whichever_others_there_are(others: tuple[float, ...]):
+    still = [
+        asyncio.create_task(run_unless_disconnected(asyncio.sleep(NEVER), OwnRequest().receive, seconds))
+        for seconds in others
+    ]
+    with pytest.raises(ChatError) as late:
+        await run_unless_disconnected(asyncio.sleep(NEVER), OwnRequest().receive, LOOK_AFTER_SECONDS * 1.5)
+    assert late.value.code == "request_timeout"
+    assert [task.done() for task in still] == [seconds != NEVER for seconds in others]
+    for task in still:
+        task.cancel()
+    await asyncio.gather(*still, return_exceptions=True)
 
 
 async def test_a_deadline_holds_where_a_server_tells_when_a_client_leaves():

@@ -235,6 +235,30 @@ async def test_requests_sent_ahead_are_held_back_until_it_is_their_turn() -> Non
         assert not next(iter(bare.factory.connections)).is_holding_back
 
 
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+async def test_a_client_that_leaves_after_it_has_sent_requests_ahead_is_noticed(ahead: int) -> None:
+    began = asyncio.Event()
+    left: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert not began.is_set()
+        await read_body(receive)
+        receive.__self__.when_left = lambda: left.set_result(True)
+        began.set()
+        await left
+
+    async with behind_the_edge(app, body_seconds=0.1) as bare:
+        async with raw_connection(bare.url) as connection:
+            await connection.send(GET)
+            await began.wait()
+            for _ in range(ahead):
+                await connection.send(GET)
+            while not next(iter(bare.factory.connections)).is_holding_back:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            assert not left.done()
+        assert await left
+
+
 async def test_the_rest_of_a_body_is_not_waited_for_after_the_answer_which_arrives() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await answer(send, b"no", 401)

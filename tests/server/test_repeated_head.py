@@ -113,7 +113,7 @@ def test_a_request_of_any_size_is_known_if_it_is_all_that_was_read(size: int) ->
     headers = [(b"host", b"localhost"), (b"content-length", b"5")]
     usual = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
     learnt = usual % (5, b"hello")
-    head.learn(learnt, {"headers": headers, TEXT_HEADERS: {"host": "localhost", "content-length": "5"}}, 5)
+    head.learn(learnt, {"headers": headers, TEXT_HEADERS: {"host": "localhost", "content-length": "5"}}, b"/", 5)
     body = b"x" * size
 
     request = head.request_fast(usual % (size, body))
@@ -170,3 +170,25 @@ async def test_a_connection_that_has_another_head_each_time_is_served_by_the_par
             data = USUAL.replace(b"*/*", b"%d" % number)
             assert (await asked(connection, data)).status == 200
     assert app.fast == 0
+
+
+async def test_a_request_without_the_parser_is_refused_in_the_form_of_its_own_api() -> None:
+    fast: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        fast.append(CALLER_MEMORY in scope)
+        if await read_body(receive) == b"fail":
+            raise RuntimeError("on purpose")
+        await answer(send)
+
+    def asked_at(path: bytes, body: bytes) -> bytes:
+        return b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body)
+
+    async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
+        messages, chat = b"/v1/messages", b"/v1/chat/completions"
+        # No more heads are learned then, and another one was read last.
+        for path in (messages, messages, chat, messages, chat):
+            assert (await asked(connection, asked_at(path, b""))).status == 200
+        refused = await asked(connection, asked_at(messages, b"fail"))
+    assert fast == [False] * 5 + [True]
+    assert json.loads(refused.body)["type"] == "error"

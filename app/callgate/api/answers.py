@@ -44,6 +44,9 @@ LOOK_AFTER_SECONDS = 0.05
 STEPS: Final = 8
 """How many times there are in the longest silence of a stream at which it is looked at."""
 
+ALARM_SECONDS: Final = 0.01
+"""The shortest time between two rings of an alarm: at hundreds of connections one is due with nearly every request."""
+
 JSON_TYPE = (b"content-type", b"application/json")
 
 IS_MASKED: Final = "is_masked"
@@ -363,13 +366,6 @@ def _told(failure: Exception, client_error: ClientError) -> ChatError:
     return client_error(error)
 
 
-class ReadingConnection(Protocol):
-    """The connection of a request."""
-
-    is_holding_back: bool
-    """Nothing is read at the moment, so that nobody sees the client disconnect."""
-
-
 class TellingRequest(Protocol):
     """A request of our own server, which tells when its client disconnects."""
 
@@ -377,9 +373,6 @@ class TellingRequest(Protocol):
     abandoned: bool
     """Its client has disconnected already."""
     when_left: Callable[[], None] | None
-
-    @property
-    def connection(self) -> ReadingConnection: ...
 
 
 async def run_unless_disconnected(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
@@ -406,12 +399,12 @@ def watched(receive: Receive, seconds: float | None = None) -> "_Watch":
         _seconds=seconds,
         since=loop.time(),
     )
-    if request is not None and request.is_whole and not request.abandoned and not request.connection.is_holding_back:
+    if request is not None and request.is_whole and not request.abandoned:
         request.when_left = watch.client_left
-        watch.told_by = request.connection
+        watch.is_told = True
     if seconds is not None and seconds < LOOK_AFTER_SECONDS:
         watch.begin()
-    elif seconds is not None or watch.told_by is None:
+    elif seconds is not None or not watch.is_told:
         lookout.looks.add(watch, watch.since)
     return watch
 
@@ -419,9 +412,8 @@ def watched(receive: Receive, seconds: float | None = None) -> "_Watch":
 class _Watch(msgspec.Struct, eq=False, kw_only=True):
     """Cancels the task of an answer when the client disconnects, or at the deadline.
 
-    Our own server calls when the client disconnects. Any other connection is watched by a task, and so is one of which nothing is read
-    any more, because a further request has come. That and the timer of the deadline begin only after a moment, because most whole
-    answers have ended by then.
+    Our own server calls when the client disconnects. Any other connection is watched by a task. That and the wait for the deadline begin
+    only after a moment, because most whole answers have ended by then.
     """
 
     _lookout: "_Lookout"
@@ -431,8 +423,8 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
     _request: TellingRequest | None
     _seconds: float | None
     since: float
-    told_by: ReadingConnection | None = None
-    """The connection of our own server that calls when the client disconnects."""
+    is_told: bool = False
+    """Our own server calls when the client disconnects."""
     deadlines: "_Alarms | None" = None
     """Where it waits for its deadline."""
     looking: asyncio.Task[None] | None = None
@@ -485,7 +477,7 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
         self._task.cancel()
 
     def begin(self) -> None:
-        if self.told_by is None or self.told_by.is_holding_back:
+        if not self.is_told:
             self.looking = self._lookout.loop.create_task(self._look())
         if self._seconds is not None:
             self.deadlines = self._lookout.alarms_after(self._seconds, _Watch.time_is_up)
@@ -542,7 +534,7 @@ class _Alarms:
         due = []
         for waiting, since in self._waiting.items():
             if since + self._seconds > now:
-                self._set(since)
+                self._set(max(since, now + ALARM_SECONDS - self._seconds))
                 break
             due.append(waiting)
         for waiting in due:

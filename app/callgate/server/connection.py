@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import select
 import socket
 import struct
 from contextvars import copy_context
@@ -54,6 +55,8 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _ONCE: Final = frozenset(
     {b"host", b"authorization", b"content-length", b"x-api-key", b"api-key", b"idempotency-key", b"origin"}
 )
+_DISCONNECTED: Final = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+"""What is polled for at a socket that is not read. Only Linux tells of a client that has closed its side while data is unread."""
 _OURS: Final = b"x-callgate-"
 """The prefix of our own request headers."""
 
@@ -243,7 +246,7 @@ class ServerConnection(asyncio.Protocol):
         self._parse(data)
         cycle = self._newest
         if cycle is not None and cycle is self._answering and cycle.keep and cycle.is_whole:
-            self._repeated.learn(data, cycle.scope, self.body_bytes)
+            self._repeated.learn(data, cycle.scope, self._target, self.body_bytes)
 
     def _parse(self, data: bytes) -> None:
         self._read_bytes = len(data)
@@ -280,6 +283,7 @@ class ServerConnection(asyncio.Protocol):
         if request is None or self.in_reserve or self.factory.draining:
             return False
         scope, body = request
+        self._target = self._repeated.target
         scope["state"] = self._app_state.copy()
         self.body_bytes = len(body)
         self._newest = cycle = RequestCycle(
@@ -602,6 +606,16 @@ class ServerConnection(asyncio.Protocol):
     def cut(self) -> None:
         """Close at once, whatever was not sent."""
         self._transport.abort()
+
+    def cut_if_left(self) -> None:
+        """Close if the client has disconnected while it is answered and nothing is read, so that the transport does not see its end."""
+        cycle = self._answering
+        if cycle is None or not cycle.is_whole:
+            return
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), _DISCONNECTED)
+        if poll.poll(0):
+            self._transport.abort()
 
     def unsent_bytes(self) -> int:
         """Return how many bytes of answers the client has not taken."""

@@ -35,7 +35,7 @@ class RepeatedHead:
     """The head that a connection is expected to be sent next: one that the parser has read and the connection has checked, taken apart
     around the value of its Content-Length."""
 
-    __slots__ = ("_after", "_before", "_headers", "_place", "_scope", "_text_headers", "_to_learn")
+    __slots__ = ("_after", "_before", "_headers", "_place", "_scope", "_text_headers", "_to_learn", "target")
 
     def __init__(self) -> None:
         self._before: bytes | None = None
@@ -49,6 +49,8 @@ class RepeatedHead:
         self._place = 0
         """The index of Content-Length among the headers."""
         self._to_learn = MAX_LEARNED
+        self.target = b""
+        """The target of its request line."""
 
     def request_fast(self, data: bytes) -> tuple[dict[str, Any], bytes] | None:
         """Return the scope and the body of the request in `data`. Equals what the parser reads, or returns None: where that is not one
@@ -71,7 +73,7 @@ class RepeatedHead:
         text_headers[LENGTH_TEXT] = length.decode()
         return scope, data[place + len(END) :]
 
-    def learn(self, data: bytes, scope: dict[str, Any], size: int) -> None:
+    def learn(self, data: bytes, scope: dict[str, Any], target: bytes, size: int) -> None:
         """Take the head of the request that the parser has read from `data`, if its next one may be read without the parser: the request
         is all of `data`, with a body of `size` that is counted."""
         if not self._to_learn:
@@ -94,6 +96,7 @@ class RepeatedHead:
         self._headers = [*headers]
         self._text_headers = {**scope[TEXT_HEADERS]}
         self._place = place
+        self.target = target
 
 
 class _Shape(NamedTuple):

@@ -231,6 +231,8 @@ class ProtocolFactory:
             for connection in tuple(self.connections):
                 if connection.due <= now or connection.stalled <= now:
                     connection.time_is_up(now)
+                elif connection.is_holding_back:
+                    connection.cut_if_left()
             if self.unread:
                 self._look_at_unread(now)
         finally:  # an error at one connection must not stop the timer
