@@ -3,8 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from typing import Final
 
 
 def main() -> None:
@@ -12,22 +11,46 @@ def main() -> None:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     # pydantic would read the metadata of all installed packages, to find plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    _app()(prog_name="callgate")
-
-
-def _app() -> Callable[..., Any]:
-    """Return the commands; to serve, that one alone, because a tenth of the start went into the others."""
     if sys.argv[1:2] == ["serve"]:
         gc.disable()  # nearly all objects of the start stay alive; whoever serves enables it
-        from callgate.cli.group import SuggestingCommand, new_app
-        from callgate.cli.serving import serve
+        _serve()
+    else:
+        from callgate.commands import app
 
-        app = new_app()
-        app.command(cls=SuggestingCommand)(serve)
-        return app
-    from callgate.commands import app
+        app(prog_name="callgate")
 
-    return app
+
+def _serve() -> None:
+    """Serve, without the other commands, in which a tenth of the start went, and without typer where the options are plain."""
+    from callgate.cli.starting import options_fast, start
+
+    options = None
+    if COMPLETION not in os.environ:
+        options = options_fast(sys.argv[2:])
+    if options is None:
+        _serve_by_typer()
+        return
+    try:
+        code = start(options)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - typer knows those that are no faults
+        from callgate.cli.group import end_with
+
+        end_with(error)
+    else:
+        sys.exit(code)
+
+
+COMPLETION: Final = "_CALLGATE_COMPLETE"
+"""The variable by which a shell asks typer what may follow."""
+
+
+def _serve_by_typer() -> None:
+    from callgate.cli.group import SuggestingCommand, new_app
+    from callgate.cli.serving import serve
+
+    app = new_app()
+    app.command(cls=SuggestingCommand)(serve)
+    app(prog_name="callgate")
 
 
 if __name__ == "__main__":

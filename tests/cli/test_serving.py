@@ -1,6 +1,7 @@
 """What serving costs before anybody asks for anything: only the modules that are needed."""
 
 import json
+import random
 import signal
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from subprocess import run
 import pytest
 from typer.testing import CliRunner
 
-from callgate.cli import serving
+from callgate.cli import starting
+from callgate.cli.starting import FIELDS, ServeOptions, options_fast
 from callgate.commands import app
 from tests.harness.clients import http_client, openai_client
 from tests.harness.process import READY, child, child_environment, serving_command
@@ -29,6 +31,7 @@ NOT_FOR_THE_DEMO = {
     "redis": "several processes with one store",
     "rich": "structlog and typer have it loaded where they can",
     "tiktoken": "litellm has it loaded",
+    "typer": "help, other commands, and options that are not plain",
 }
 """What nobody needs who serves the demo, and who would have it loaded."""
 
@@ -49,7 +52,7 @@ async def test_serving_the_demo_loads_nothing_that_it_does_not_need():
 def test_what_is_held_back_while_loading_is_there_afterwards(monkeypatch: pytest.MonkeyPatch):
     for name in ("rich", "structlog"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    serving._load_lightly()
+    starting._load_lightly()
     import rich
     from fastapi.openapi.models import OpenAPI
     from pydantic import BaseModel
@@ -57,6 +60,78 @@ def test_what_is_held_back_while_loading_is_there_afterwards(monkeypatch: pytest
     assert rich.get_console is not None
     assert "defer_build" not in BaseModel.model_config
     assert OpenAPI.model_validate({"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {}}).paths == {}
+
+
+VALUES = (
+    "a.yaml",
+    "./b/c.yaml",
+    "~/d",
+    "127.0.0.1",
+    "::1",
+    "[::1]",
+    "0",
+    "8080",
+    "007",
+    "+1",
+    "-1",
+    "1_0",
+    " 1",
+    "1.0",
+    "debug",
+    "x=y",
+    "",
+    "-",
+    "--",
+    "ü",
+)
+NAMES = (*FIELDS, "--conf", "--create-key", "--model", "--help", "-h", "-cx.yaml", "--", "serve", "x.yaml")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_plain_options_are_read_as_typer_reads_them(monkeypatch: pytest.MonkeyPatch, seed: int):
+    read: list[ServeOptions] = []
+
+    def note(options: ServeOptions) -> int:
+        read.append(options)
+        return 0
+
+    monkeypatch.setattr("callgate.cli.serving.start", note)
+    chosen = random.Random(seed)
+    taken = 0
+    for _ in range(200):
+        arguments: list[str] = []
+        for _ in range(chosen.choice((0, 1, 1, 2, 3))):
+            name = chosen.choice(NAMES if chosen.random() < 0.3 else tuple(FIELDS))
+            value = chosen.choice(VALUES)
+            arguments += chosen.choice(([name, value], [name, value], [name], [f"{name}={value}"]))
+        options = options_fast(arguments)
+        if options is None:
+            continue
+        taken += 1
+        read.clear()
+        ended = CliRunner().invoke(app, ["serve", *arguments])
+        assert (ended.exit_code, read) == (0, [options]), (arguments, ended.output)
+    assert taken > 20
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--config", "nowhere.yaml"], 2, "callgate: nowhere.yaml: cannot be read: No such file or directory"),
+        (["--config", "nowhere.yaml", "--tool", "a.py"], 2, "callgate: --model, --tool, --mcp and --base-url stand in"),
+        (["--port", "99999"], 2, "callgate: command line: --port: should be less than or equal to 65535"),
+        (["--port", "x"], 2, "Invalid value for '--port'"),
+        (["nowhere.yaml"], 2, "did you mean --config nowhere.yaml?"),
+    ],
+)
+def test_a_start_that_fails_says_why_whoever_reads_its_options(
+    tmp_path: Path, options: list[str], code: int, said: str
+):
+    command = [sys.executable, "-m", "callgate", "serve", *options]
+    ended = run(command, capture_output=True, text=True, cwd=tmp_path, env=child_environment(), check=False)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 async def test_the_first_start_makes_a_key_and_prints_it_and_later_ones_do_not(tmp_path: Path):
@@ -95,7 +170,7 @@ def test_to_serve_no_other_command_is_imported():
 
 USES_WHAT_WAS_HELD_BACK = """
 import sys
-from callgate.cli.serving import _load_lightly
+from callgate.cli.starting import _load_lightly
 
 _load_lightly()
 assert not sys.modules.keys() & {"click", "fastapi.openapi.models", "fastapi.security", "rich", "uvicorn.main"}

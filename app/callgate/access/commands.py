@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from callgate.cli.shared import NO_FOLDER, WRONG, ConfigOption, JsonOption, count_keys, give_up, read_config
+from callgate.cli.options import ConfigOption, JsonOption
+from callgate.cli.shared import NO_FOLDER, WRONG, count_keys, give_up, read_config
 from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:

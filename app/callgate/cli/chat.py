@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from callgate.cli.options import ConfigOption
 from callgate.cli.server_client import (
     KeyOption,
     ServerRefused,
@@ -27,7 +28,7 @@ from callgate.cli.server_client import (
     open_request,
     read_answer,
 )
-from callgate.cli.shared import ConfigOption, read_config
+from callgate.cli.shared import read_config
 from callgate.telemetry.terminal import in_a_line, say, shown
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, JsonOption, check_exposure, check_stored_files, read_config
+from callgate.cli.options import ConfigOption, JsonOption
+from callgate.cli.shared import WRONG, check_exposure, check_stored_files, read_config
 from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:

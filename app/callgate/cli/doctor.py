@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, JsonOption, check_exposure, read_config
+from callgate.cli.options import ConfigOption, JsonOption
+from callgate.cli.shared import WRONG, check_exposure, read_config
 from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:
@@ -64,11 +65,10 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 async def _examined(loaded: "Loaded") -> list[Check]:
-    from callgate.cli.own_tools import keep_quiet, opened_tools
+    from callgate.cli.own_tools import OPEN_SECONDS, keep_quiet, opened_tools
     from callgate.models import litellm_model
     from callgate.models.building import model_client
     from callgate.models.commands import entries_of
-    from callgate.tools.commands import OPEN_SECONDS
 
     keep_quiet(loaded)
     entries = entries_of(loaded)

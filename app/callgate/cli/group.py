@@ -57,6 +57,17 @@ def new_app() -> typer.Typer:
     return app
 
 
+def end_with(error: BaseException) -> None:
+    """End the process as it ends where a command raises an error."""
+    app = new_app()
+
+    @app.command()
+    def fail() -> None:
+        raise error
+
+    app(["fail"], prog_name="callgate")
+
+
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         say(f"callgate {__version__}")

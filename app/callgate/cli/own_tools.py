@@ -24,6 +24,9 @@ from callgate.tools.registry import Registry
 if TYPE_CHECKING:
     from callgate.tools.kinds.mcp.oauth.service import OAuthLogins
 
+OPEN_SECONDS = 30.0
+"""The timeout for tool servers to open; a server by npx may have to be downloaded."""
+
 
 def keep_quiet(loaded: Loaded, level: str = "error") -> None:
     """Log only errors, with secrets masked, because a command prints its own output."""

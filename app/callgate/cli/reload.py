@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from callgate.cli.options import JsonOption
 from callgate.cli.server_client import KeyOption, UrlOption, ask_server
-from callgate.cli.shared import JsonOption
 from callgate.telemetry.terminal import say
 
 

@@ -1,30 +1,15 @@
 """`callgate serve`, and `callgate health`, which asks a running server whether it is alive."""
 
-import contextlib
-import gc
 import os
-import sys
-from collections.abc import Iterator
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from callgate.cli.shared import (
-    NO_FOLDER,
-    WRONG,
-    ConfigOption,
-    check_exposure,
-    check_reachable,
-    count_keys,
-    give_up,
-    read_config,
-)
-from callgate.stand_ins import without
+from callgate.cli.options import ConfigOption
+from callgate.cli.shared import WRONG, read_config
+from callgate.cli.starting import ServeOptions, start
 from callgate.telemetry.terminal import say
-
-if TYPE_CHECKING:
-    from callgate.config.load import Loaded
 
 HEALTH_SECONDS = 5.0
 
@@ -64,82 +49,19 @@ def serve(
 
     Without a config file: callgate serve --model openai/gpt-5 --tool my_tools.py --mcp "npx -y @scope/server ."
     """
-    with _without_collecting():
-        _load_lightly()
-        flags = {"server.host": host, "server.port": port, "server.workers": workers, "logging.level": log_level}
-        text = None
-        if model or tool or mcp or base_url:
-            if config is not None or os.environ.get("CALLGATE_CONFIG"):
-                raise give_up(
-                    "--model, --tool, --mcp and --base-url stand in place of a config file: leave out one or the other"
-                )
-            from callgate.cli.one_line import config_text
-
-            text = config_text(model or (), tool or (), mcp or (), base_url)
-        loaded = read_config(config, flags, text=text)
-        if create_key:
-            _create_first_key(loaded)
-        check_exposure(loaded, with_unknown_keys=True)
-        from callgate.cli.making import made
-        from callgate.cli.warnings import warnings_of
-        from callgate.config.load import load
-        from callgate.server.serve import serve as run_server
-        from callgate.tools.kinds.python.own_modules import hiding
-
-        _, registry = made(loaded)
-        check_reachable(loaded, may_be_away=True)
-        for warning in hiding(loaded.folder()):
-            say(f"warning: {warning}", err=True)
-        for warning in warnings_of(loaded, registry):
-            say(f"warning: {warning}", err=True)
-        raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags, text=text)))
-
-
-@contextlib.contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Nearly all objects of the start stay alive; the server freezes them and enables the collector."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _create_first_key(loaded: "Loaded") -> None:
-    """Create a key and print it, which is not logged."""
-    from callgate.access.commands import keeps_keys, key_store
-
-    if not keeps_keys(loaded.config):
-        raise give_up(f"--create-key keeps the key in the key store, and {NO_FOLDER}")
-    if count_keys(loaded.config):
-        return
-    from callgate.access.keys import KeyEntry, mint_key
-
-    key, digest = mint_key()
-    store = key_store(loaded.config)
-    store.add(KeyEntry("first", digest, approve=True, admin=True))
-    store.close()
-    say(f"key (made now, shown this once): {key}", err=True)
-
-
-def _load_lightly() -> None:
-    """Import three libraries without what is not used of them, which takes six megabytes and an eighth of the start's time.
-
-    structlog imports rich if it is installed, to colour tracebacks. FastAPI has forty models of the OpenAPI document, which
-    are needed when it is requested, and ways to declare credentials, which are never. uvicorn has a command line.
-    """
-    if not sys.modules.keys() & {"rich", "structlog"}:
-        sys.modules["rich"] = None  # type: ignore[assignment]  # what makes an import fail
-        import structlog  # noqa: F401
-
-        del sys.modules["rich"]
-    with without("fastapi.openapi.models", "fastapi.security", "fastapi.security.base", "fastapi.security.oauth2"):
-        import fastapi  # noqa: F401
-    with without("uvicorn.main"):
-        import uvicorn
-    from uvicorn.server import Server
-
-    uvicorn.Server = Server  # type: ignore[misc]  # of which one may be derived
+    options = ServeOptions(
+        config=config,
+        host=host,
+        port=port,
+        log_level=log_level,
+        workers=workers,
+        create_key=create_key,
+        models=model or (),
+        tools=tool or (),
+        mcp_servers=mcp or (),
+        base_url=base_url,
+    )
+    raise typer.Exit(start(options))
 
 
 def health(

@@ -1,31 +1,21 @@
-"""Shared by several commands: the config option, reading the config, and errors for an invalid config.
+"""Shared by several commands: reading the config, and errors for an invalid config.
 
 Each command imports what it needs when it runs, so that a health check is fast.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from callgate.config import redaction
 from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:
+    import typer
+
     from callgate.config.load import Loaded
     from callgate.config.problems import ConfigError
     from callgate.config.schema.whole import Config
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        help="The config file. Default: $CALLGATE_CONFIG, ./config.yaml, or the built-in demo.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 WRONG = 1
 """The exit code of a command that found something wrong."""
 UNUSABLE = 2
@@ -181,7 +171,9 @@ def check_reachable(loaded: "Loaded", *, may_be_away: bool = False) -> None:
         raise give_up(loaded.complaint(*error.mistakes())) from None
 
 
-def give_up(why: object) -> typer.Exit:
+def give_up(why: object) -> "typer.Exit":
     """Say why on standard error; to be raised."""
+    import typer
+
     say(f"callgate: {why}", err=True)
     return typer.Exit(UNUSABLE)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, read_config
+from callgate.cli.options import ConfigOption, JsonOption
+from callgate.cli.shared import WRONG, give_up, read_config
 from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:

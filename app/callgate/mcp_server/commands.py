@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from callgate.cli.options import ConfigOption
 from callgate.cli.server_client import UrlOption, address_of, fail_with
-from callgate.cli.shared import ConfigOption, read_config
+from callgate.cli.shared import read_config
 from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from callgate.cli.options import ConfigOption, JsonOption
 from callgate.cli.server_client import KeyOption, UrlOption, ask_server
-from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
+from callgate.cli.shared import give_up, read_config
 from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:

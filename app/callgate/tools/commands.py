@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from callgate.cli.options import ConfigOption, JsonOption
 from callgate.cli.server_client import KeyOption, UrlOption, ask_server
-from callgate.cli.shared import WRONG, ConfigOption, JsonOption, read_config
+from callgate.cli.shared import WRONG, read_config
 from callgate.telemetry.terminal import in_a_line, say, shown
 from callgate.untrusted.doors import text_written_here
 from callgate.untrusted.readers import read_leniently
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 NOT_WHOLE = 3
 """The exit code of a broken call."""
-OPEN_SECONDS = 30.0
-"""The timeout for tool servers to open; a server by npx may have to be downloaded."""
 
 tools = typer.Typer(help="The tools of the config.", no_args_is_help=True)
 
@@ -107,7 +106,7 @@ def _for_people(text: str) -> str:
 
 
 async def _listing(loaded: "Loaded") -> dict[str, Any]:
-    from callgate.cli.own_tools import keep_quiet, opened_tools
+    from callgate.cli.own_tools import OPEN_SECONDS, keep_quiet, opened_tools
     from callgate.tools.listing import clash_facts, operators_facts, quarantined_facts, read_more_facts, source_facts
 
     keep_quiet(loaded)
@@ -164,7 +163,7 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
     from callgate.calls.outcome import Failed
     from callgate.calls.states import BrokenCall
     from callgate.cli.own_guard import opened_guard
-    from callgate.cli.own_tools import keep_quiet, opened_tools
+    from callgate.cli.own_tools import OPEN_SECONDS, keep_quiet, opened_tools
     from callgate.conversation.feedback import explain
     from callgate.conversation.ports import begin_at_once
     from callgate.tools.results import described

@@ -10,16 +10,10 @@ from urllib.parse import quote, urlencode
 
 import typer
 
+from callgate.cli.options import ConfigOption, JsonOption
 from callgate.cli.progress import progress
 from callgate.cli.server_client import UrlOption, address_of, ask_server, fetch_answer, follow, run_asking
-from callgate.cli.shared import (
-    NO_FOLDER,
-    WRONG,
-    ConfigOption,
-    JsonOption,
-    give_up,
-    read_config,
-)
+from callgate.cli.shared import NO_FOLDER, WRONG, give_up, read_config
 from callgate.state.commands.calls import CallState, calls
 from callgate.telemetry.terminal import in_a_line, say
 

@@ -8,8 +8,9 @@ from urllib.parse import urlencode
 
 import typer
 
+from callgate.cli.options import ConfigOption, JsonOption
 from callgate.cli.server_client import KeyOption, UrlOption, ask_server
-from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
+from callgate.cli.shared import give_up, read_config
 from callgate.conversation.prices import Price
 from callgate.recorder.commands.runs import is_asked
 from callgate.telemetry.terminal import in_a_line, say

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from callgate.cli.shared import NO_FOLDER, ConfigOption, JsonOption, give_up, read_config
+from callgate.cli.options import ConfigOption, JsonOption
+from callgate.cli.shared import NO_FOLDER, give_up, read_config
 from callgate.telemetry.terminal import in_a_line, say
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ import asyncio
 
 import typer
 
+from callgate.cli.options import ConfigOption
 from callgate.cli.progress import progress
-from callgate.cli.shared import ConfigOption, give_up, read_config
+from callgate.cli.shared import give_up, read_config
 from callgate.telemetry.terminal import say
 
 ledger = typer.Typer(help="The ledger that several machines share.", no_args_is_help=True)

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from callgate.cli.options import JsonOption
 from callgate.cli.server_client import KeyOption, UrlOption, ask_server
-from callgate.cli.shared import WRONG, JsonOption
+from callgate.cli.shared import WRONG
 from callgate.telemetry.terminal import in_a_line, say, shown
 
 approvals = typer.Typer(help="Calls that wait for approval or an answer on a running server.", no_args_is_help=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, read_config
+from callgate.cli.options import ConfigOption, JsonOption
+from callgate.cli.shared import WRONG, give_up, read_config
 from callgate.telemetry.terminal import in_a_line, say
 
 if TYPE_CHECKING:
