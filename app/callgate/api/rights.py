@@ -3,6 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -174,19 +175,11 @@ def rights_of_chat(
     without its request, so that the name of its key counts. `check_caller`: what else its caller has to be allowed."""
     first_caller = context.caller
     assert first_caller is not None, "the middleware requires a caller here"
-
-    def check(runtime: Runtime, caller: Caller) -> ToolsNow | None:
-        if runtime is began_with and (caller is first_caller or caller == first_caller):
-            return None
-        if check_caller is not None:
-            check_caller(runtime, caller)
-        return runtime.tools_now(caller, model)
-
     capability = Capability(
         _manager=manager,
         _headers=None if by_name else context.headers,
         _caller=first_caller,
-        _check=check,
+        _check=partial(_tools_of_chat, began_with, first_caller, model, check_caller),
         _runtime=began_with,
         _generation=began_with.access.last_generation(),
         _given=None,
@@ -194,6 +187,21 @@ def rights_of_chat(
     if manager.current is not began_with:
         capability.ask()
     return capability
+
+
+def _tools_of_chat(
+    began_with: Runtime,
+    first_caller: Caller,
+    model: str | None,
+    check_caller: Callable[[Runtime, Caller], None] | None,
+    runtime: Runtime,
+    caller: Caller,
+) -> ToolsNow | None:
+    if runtime is began_with and (caller is first_caller or caller == first_caller):
+        return None
+    if check_caller is not None:
+        check_caller(runtime, caller)
+    return runtime.tools_now(caller, model)
 
 
 class RightfulModel(msgspec.Struct, eq=False, kw_only=True):

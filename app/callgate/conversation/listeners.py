@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
+import msgspec
+
 from callgate.conversation.events import CallsHandedBack, ChatEvent, TurnEnded, TurnStarted
 from callgate.conversation.ports import Emit
 
@@ -18,6 +20,8 @@ WITH_TURNS: Final[Exceptions] = ((CallsHandedBack, True),)
 
 Handlers: TypeAlias = dict[type[ChatEvent], Callable[[Any, Any], None]]
 """The method that handles an event, by the event's type."""
+HandlersByEvent: TypeAlias = Mapping[type[ChatEvent], tuple[Sequence[tuple[int, Callable[..., None]]], bool]]
+"""The unbound handlers of an event with the positions of their listeners, and whether the writer of the answer gets it too."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -61,22 +65,31 @@ def emit_to_listeners(
 
     `keep` gets calls that go back to the client before any listener does.
     """
-    handled = handlers_of(listeners, exceptions).get
+    return _Emitter(_listeners=listeners, _emit=emit, _table=handlers_of(listeners, exceptions), _keep=keep).emit
 
-    # No coroutine, because every chunk of every answer goes through here; the caller waits for the writer itself.
-    def emit_to_all(event: ChatEvent) -> Awaitable[None]:
-        if (entry := handled(type(event))) is None:
-            return emit(event)  # as with all that a model says
-        if keep is not None and type(event) is CallsHandedBack:
-            return _keep_and_emit(event, keep, listeners, emit)
+
+class _Emitter(msgspec.Struct, eq=False, kw_only=True):
+    """Emits to listeners and to a writer."""
+
+    _listeners: Sequence[Listener]
+    _emit: Emit
+    _table: HandlersByEvent
+    _keep: Keep | None
+
+    # No coroutine, because every event of every answer goes through here; the caller waits for the writer itself.
+    def emit(self, event: ChatEvent) -> Awaitable[None]:
+        entry = self._table.get(type(event))
+        if entry is None:
+            return self._emit(event)  # as with all that a model says
+        if self._keep is not None and type(event) is CallsHandedBack:
+            return _keep_and_emit(event, self._keep, self._listeners, self._emit)
+        listeners = self._listeners
         handlers, is_written = entry
         for place, handle in handlers:
             handle(listeners[place], event)
         if is_written:
-            return emit(event)
+            return self._emit(event)
         return NOTHING
-
-    return emit_to_all
 
 
 async def _keep_and_emit(handed: CallsHandedBack, keep: Keep, listeners: Sequence[Listener], emit: Emit) -> None:
@@ -86,9 +99,7 @@ async def _keep_and_emit(handed: CallsHandedBack, keep: Keep, listeners: Sequenc
     await emit(handed)
 
 
-def handlers_of(
-    listeners: Sequence[Listener], also: Exceptions = ()
-) -> Mapping[type[ChatEvent], tuple[Sequence[tuple[int, Callable[..., None]]], bool]]:
+def handlers_of(listeners: Sequence[Listener], also: Exceptions = ()) -> HandlersByEvent:
     """Return, for each handled event type, the unbound handlers with the positions of their listeners, and whether the writer
     of the answer gets it too. `also`: events that always have an entry, and whether the writer gets them. Bound methods
     would keep the listeners in reference cycles."""

@@ -290,6 +290,7 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
                 connection.write(self._head)
             else:
                 data = self._head + data
+            self._head = b""  # a stream may be open for hours
             self._stage = SENDING
         if data and (more_body or connection.unsent):
             connection.gather(data)

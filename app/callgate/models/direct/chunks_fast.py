@@ -22,6 +22,8 @@ MOST_TEMPLATES = 3
 """Templates of one stream. Some providers vary other fields in every chunk, and making a template costs more than parsing."""
 PAYS_AFTER = 16
 """How many strings a template has to read to pay for its cost; then the count of templates is reset."""
+EVENT_START = b"data: "
+EVENT_END = b"\n\n"
 MARK = "\u00a7 the place of a string \u00a7"
 
 Make: TypeAlias = Callable[[str], ModelEvent]
@@ -30,9 +32,10 @@ Make: TypeAlias = Callable[[str], ModelEvent]
 class DeltaTemplate:
     def __init__(self) -> None:
         self._make: Make | None = None
-        self._before = self._after = b""
-        self._opening = self._between = self._closing = b""
-        """The same for whole events as received."""
+        self._opening = b""
+        """What an event begins with as it is received, up to its string."""
+        self._closing = b""
+        """What it ends with behind its string."""
         self._start = self._end = 0
         """The place of the string in an event as received."""
         self._read = 0
@@ -46,13 +49,13 @@ class DeltaTemplate:
             return None
         inside = data[self._start : self._end]
         # The reader decides whether an empty string is an event.
-        if inside.find(self._between) < 0:
+        if inside.find(b"\n") < 0:  # no string of JSON has one
             text = read_string_fast(inside)
             if text is None:
                 return None
             self._given += 1
             return [make(text)]
-        events = read_strings_fast(inside, self._between, make)
+        events = read_strings_fast(inside, self._closing + self._opening, make)
         if events is not None:
             self._given += len(events)
         return events
@@ -60,9 +63,13 @@ class DeltaTemplate:
     def payload_in(self, payload: bytes) -> Sequence[ModelEvent] | None:
         """Return the events of one payload, if it fits the template."""
         make = self._make
-        if make is None or not payload.startswith(self._before) or not payload.endswith(self._after):
+        if make is None:
             return None
-        text = read_string_fast(payload[len(self._before) : -len(self._after)])
+        before = self._opening.removeprefix(EVENT_START)
+        after = self._closing.removesuffix(EVENT_END)
+        if not payload.startswith(before) or not payload.endswith(after):
+            return None
+        text = read_string_fast(payload[len(before) : -len(after)])
         if text is None:
             return None
         self._given += 1
@@ -91,11 +98,8 @@ class DeltaTemplate:
         # Parse the chunk with another string, to make sure that this is the one that became the event.
         if list(read(before + MARK.encode() + after)) == [make(MARK)]:
             self._make = make
-            self._before = before
-            self._after = after
-            self._opening = b"data: " + before
-            self._closing = after + b"\n\n"
-            self._between = self._closing + self._opening
+            self._opening = EVENT_START + before
+            self._closing = after + EVENT_END
             self._start = len(self._opening)
             self._end = -len(self._closing)
 
