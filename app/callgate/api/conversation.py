@@ -132,17 +132,13 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     def _is_plainly_read(self) -> bool:
         """Return whether a plain request is offered tools that need no looking at its history, and is not about them."""
         request = self.request
-        server_tools = self.route.server_tools
-        entry = self.route.entry
         return (
-            server_tools is not None
-            and server_tools.search is None
+            self.route.is_plainly_read
             and request.tools is SAYS_NOTHING
             and request.origin is ONLY_CHAT
             and request.context is None
             and request.outline.stream_options is None
-            and entry.clear_results_above is None
-            and (entry.format_with_tools or "response_format" not in request.normalized)
+            and (self.route.entry.format_with_tools or "response_format" not in request.normalized)
             and not self.delivery.every_event
         )
 
@@ -195,7 +191,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         if isinstance(passed, BegunModel):
             await self._chat(0, passed, emit, passes_through=True)
             return
-        self.diagnoses[0].keep(passed)
+        self.diagnoses[0].keep_passed(passed)
         self.runtime.only_answers.tell_passed(passed, self.route.name, account_of(self.caller), self.run_id)
         self._note_ending(passed.ending)
         await emit(passed)

@@ -75,7 +75,9 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     _clock: Callable[[], float] = time.monotonic
     _began: float = msgspec.field(default_factory=time.monotonic)
     _sees: bool = False
-    _events: list[TurnEnded | ChatEnded | AnswerPassed] = []
+    _events: list[TurnEnded | ChatEnded] = []
+    _passed: AnswerPassed | None = None
+    """Instead of them, where its answer was passed on."""
     failed_attempts: list[tuple[float, Attempt]] = []
     """With the time when each ended. Empty where the first deployment answered at once."""
     _seldom: _Seldom | None = None
@@ -87,25 +89,25 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     def another(self) -> "Diagnosis":
         """Return the diagnosis of one more chat for the same request."""
-        return replace(self, _events=[], failed_attempts=[], _seldom=None)
+        return replace(self, _events=[], _passed=None, failed_attempts=[], _seldom=None)
 
     def _rare(self) -> _Seldom:
         if self._seldom is None:
             self._seldom = _Seldom()
         return self._seldom
 
-    @handles(handlers, TurnEnded, ChatEnded, AnswerPassed)
-    def keep(self, event: TurnEnded | ChatEnded | AnswerPassed) -> None:
+    @handles(handlers, TurnEnded, ChatEnded)
+    def keep(self, event: TurnEnded | ChatEnded) -> None:
         self._events.append(event)
 
+    @handles(handlers, AnswerPassed)
+    def keep_passed(self, event: AnswerPassed) -> None:
+        self._passed = event
+
     def _ends(self) -> Sequence[TurnEnded | ChatEnded]:
-        ends: list[TurnEnded | ChatEnded] = []
-        for event in self._events:
-            if type(event) is AnswerPassed:
-                ends += (event.turn_ended(), event.chat_ended())
-            else:
-                ends.append(event)
-        return ends
+        if self._passed is None:
+            return self._events
+        return (self._passed.turn_ended(), self._passed.chat_ended())
 
     @property
     def began(self) -> float:
@@ -115,11 +117,12 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     def happened(self) -> list[tuple[float, ChatEvent]]:
         """Return the events of the first turn, with seconds since the chat began, for a recording that starts late."""
         verdicts = (self._seldom or _NONE).verdicts
-        if not (self.failed_attempts or self._events or verdicts):
+        ends = self._ends()
+        if not (self.failed_attempts or ends or verdicts):
             return []
         now = self._clock() - self._began
-        ended = ((now, event) for event in self._ends())
-        if not (self.failed_attempts or self._events):
+        ended = ((now, event) for event in ends)
+        if not (self.failed_attempts or ends):
             return [*verdicts]  # no turn began
         return [(0.0, TurnStarted(0)), *verdicts, *self.failed_attempts, *ended]
 
@@ -178,8 +181,9 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     @property
     def usage(self) -> Usage | None:
         """The sum of the usage of all turns, once the chat has ended."""
-        last = self._events[-1] if self._events else None
-        if isinstance(last, ChatEnded | AnswerPassed):
+        if self._passed is not None:
+            return self._passed.usage
+        if self._events and type(last := self._events[-1]) is ChatEnded:
             return last.usage
         return None
 

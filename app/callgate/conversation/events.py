@@ -472,6 +472,7 @@ class LastTurn(Protocol):
     def assistant_message(self) -> dict[str, Any]: ...
 
 
+@final
 class ChatEnded(msgspec.Struct, frozen=True, gc=False):
     ending: Ending
     usage: Usage | None

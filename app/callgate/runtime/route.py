@@ -47,6 +47,9 @@ class Route:
     searched: Mapping[str, int] | None = None
     """How many of our tools are offered, and how many the model is shown; None where it is shown all."""
 
+    is_plainly_read: bool = False
+    """Tools are offered, and the first turn depends on nothing else of the model's entry: they are not searched, no results are cleared."""
+
     def thinking(self) -> Way:
         """How its model takes `thinking` parameters."""
         return way_of(self.entry)

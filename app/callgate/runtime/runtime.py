@@ -299,6 +299,7 @@ class Runtime:
                 warnings,
                 may_offer_tools,
                 None if server_tools is None or server_tools.search is None else server_tools.search.counts(),
+                server_tools is not None and server_tools.search is None and entry.clear_results_above is None,
             )
             if len(model) <= REMEMBERED_CHARS and is_short(wanted_tools):
                 self._routes[place] = route

@@ -385,19 +385,21 @@ class OnlyAnswers:
 
     def tell_passed(self, event: AnswerPassed, model_name: str, account: str, run_id: str) -> None:
         """Tell of an answer that is passed on."""
-        self._counting_of(model_name, account).answer_passed(event)
+        counting = self._counting.get((model_name, account)) or self._new_counting(model_name, account)
         if event.unknown_reasons:
+            counting.answer_passed(event)
             self._log_listener(_run_id=run_id).answer_passed(event)
+        else:
+            counting.only_turn_ended(event, event.ending)
 
     def tell_read(self, answer: TurnAccount, ending: Ending, model_name: str, account: str) -> None:
         """Tell of an answer about which there is nothing to log."""
-        self._counting_of(model_name, account).only_turn_ended(answer, ending)
+        counting = self._counting.get((model_name, account)) or self._new_counting(model_name, account)
+        counting.only_turn_ended(answer, ending)
 
-    def _counting_of(self, model_name: str, account: str) -> MetricsListener:
-        counting = self._counting.get((model_name, account))
-        if counting is None:
-            counting = self._metrics_listener(_of_model=self._of_model(model_name, account))
-            self._counting[model_name, account] = counting
+    def _new_counting(self, model_name: str, account: str) -> MetricsListener:
+        counting = self._metrics_listener(_of_model=self._of_model(model_name, account))
+        self._counting[model_name, account] = counting
         return counting
 
 
