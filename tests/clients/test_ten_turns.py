@@ -125,6 +125,7 @@ def agents() -> list[Any]:
     ]
 
 
+@pytest.mark.timeout(900)  # ten starts of an agent, each of which takes a minute on a machine that is busy with others
 @pytest.mark.parametrize("agent", agents())
 async def test_a_coding_agent_goes_on_for_ten_turns(upstream: Upstream, tmp_path: Path, agent: CodingAgent) -> None:
     upstream.script("m", working)
