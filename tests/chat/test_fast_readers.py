@@ -8,9 +8,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from callgate.api import strict_json
 from callgate.api.chat_outline import ChatOutline
 from callgate.api.strict_json import check_text, split, split_before_fast, split_fast
 from callgate.chat.request_schema import outline_fast, outline_of_any
+from callgate.chat.requests import read_chat_request
 from callgate.conversation.errors import ChatError
 from callgate.policy.operator_ids import place_of_id
 from callgate.untrusted.doors import written_here
@@ -106,6 +108,54 @@ def test_a_body_that_is_split_fast_is_split_as_any_other(body: bytes) -> None:
     assert {name: bytes(value) for name, value in quick.items()} == {
         name: bytes(value) for name, value in split(written_here(body), DEPTH).items()
     }
+
+
+@given(bodies(), st.lists(tools, max_size=2) | values, st.sampled_from(["tools", "other", "tools "]), texts)
+@example(b'{"messages":[' + b" " * 5000 + b'],"model":"m"}', [TOOL], "tools", "")
+@example(b'{"model":"m","messages":[{"content":"' + b" " * 5000 + b'"}]}', [TOOL], "tools", "")
+@example(b'{"messages":[{"content":"' + b" " * 5000 + b'"}],"a":[{}],"b":1}', [TOOL], "tools", "")
+@example(b'{"messages":[{"content":"' + b" " * 5000 + b'"}],"tools":1}', [TOOL], "tools", "")
+def test_a_body_of_many_messages_that_ends_with_known_tools_is_split_as_any_other(
+    before: bytes, last: Any, name: str, text: str
+) -> None:
+    known = msgspec.Raw(json.dumps(last).encode())
+    assume(split_plainly(b'{"a":%b}' % known) is not None)  # they were read before
+    for value in (last, [last], text):
+        for end in ("}", "]}", " }"):
+            body = before[:-1] + f",{json.dumps(name)}:{json.dumps(value)}{end}".encode("utf-8", "surrogatepass")
+            quick = split_fast(written_here(body), known)
+            if quick is not None and is_list(quick["messages"]):
+                assert {name: bytes(field) for name, field in quick.items()} == split_plainly(body)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("messages", "model", "tools"),
+        ("model", "messages", "stream", "tools"),
+        ("stream", "model", "messages", "tools"),
+    ],
+)
+def test_known_tools_are_not_parsed_behind_messages(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    parts: dict[str, Any] = {
+        "messages": [{"role": "user", "content": LARGE}],
+        "model": "m",
+        "stream": True,
+        "tools": [TOOL | {"function": {"name": f"{'_'.join(names)}_{number}"}} for number in range(200)],
+    }
+    body = written_here(msgspec.json.encode({name: parts[name] for name in names}))
+    usual = read_chat_request(body, {}, 100)
+    plain_fields = strict_json._fields
+
+    def counted(text: Any) -> Any:
+        parsed.append(len(text))
+        return plain_fields(text)
+
+    monkeypatch.setattr(strict_json, "_fields", counted)
+    again = read_chat_request(body, {}, 100)
+    assert again.fields == usual.fields
+    assert sum(parsed) < 200
 
 
 @given(fields, st.lists(tools, max_size=2) | values, st.sampled_from(["tools", "other", "messages", "s"]), texts)

@@ -50,7 +50,8 @@ _NOT_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _SPACE = b" \t\r\n"
 _AROUND = len('"":,')
 """The characters around a key in its shortest form; the last field has a brace instead of the comma."""
-_LARGE = 4096
+LARGE: Final = 4096
+"""The size of a body that may be split without parsing all of it."""
 _MESSAGES = re.compile(rb'"messages"[ \t\r\n]*:[ \t\r\n]*\[')
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -80,30 +81,40 @@ def split(body: Opened, max_depth: int) -> Fields:
     return fields
 
 
-def split_fast(body: Opened) -> Fields | None:
+def split_fast(body: Opened, tools: msgspec.Raw | None = None) -> Fields | None:
     """Split a large body without parsing its messages, which are most of it and are parsed once later. Equals `split` for every
-    body whose messages are a list, or returns None: they have to come first or last.
+    body whose messages are a list, or returns None: they have to come first or last, or before `tools`.
 
-    The object is parsed here with an empty list in their place, which also shows that the list is a field of the object itself.
+    The object is parsed here with an empty list in their place, which also shows that the list is a field of the object itself. `tools`
+    were read before: where the body ends with them they are not parsed again either, see `split_before_fast`.
     """
-    if len(body) < _LARGE:
+    if len(body) < LARGE:
         return None
-    opening = _MESSAGES.search(body, 0, _LARGE)
+    opening = _MESSAGES.search(body, 0, LARGE)
     if opening is None:
         return None
     start = opening.end() - 1
     before = body[: opening.end()]
-    if opening.start() == 1:
+    stop = -1 if tools is None else _begin_of_last(body, tools)
+    if stop > start:
+        end = body.rfind(b"}],", start, stop) + 2
+        around = written_here(before + b"]" + body[end:stop] + b"[]}")
+    elif opening.start() == 1:
         end = body.rfind(b"}],") + 2
+        around = written_here(before + b"]" + body[end:])
     else:
         end = body.rfind(b"]") + 1
-    around = written_here(before + b"]" + body[end:])
+        around = written_here(before + b"]" + body[end:])
     try:
         fields = _fields(around)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if bytes(fields.get("messages", b"")) != b"[]" or _repeated_key(around, fields) is not None:
         return None
+    if tools is not None and stop > start:
+        if not _is_last(fields, "tools"):
+            return None
+        fields["tools"] = tools
     fields["messages"] = msgspec.Raw(memoryview(body)[start:end])  # most of the body, and not copied
     return fields
 
@@ -114,20 +125,31 @@ def split_before_fast(body: Opened, name: str, last: msgspec.Raw) -> Fields | No
 
     The object is parsed with an empty list in its place. What is the last value of an object can be any other value as well.
     """
-    start = len(body) - len(last) - 1
-    if not (body.endswith(b"}") and start > 0 and body.startswith(last, start)):
+    start = _begin_of_last(body, last)
+    if start < 0:
         return None
     around = written_here(body[:start] + b"[]}")
     try:
         fields = _fields(around)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not fields or next(reversed(fields)) != name or bytes(fields[name]) != b"[]":
-        return None
-    if _repeated_key(around, fields) is not None:
+    if not _is_last(fields, name) or _repeated_key(around, fields) is not None:
         return None
     fields[name] = last
     return fields
+
+
+def _begin_of_last(body: Opened, last: msgspec.Raw) -> int:
+    """Return where a body has this text before the brace that ends it; -1 where it has another."""
+    start = len(body) - len(last) - 1
+    if body.endswith(b"}") and start > 0 and body.startswith(last, start):
+        return start
+    return -1
+
+
+def _is_last(fields: Fields, name: str) -> bool:
+    """Return whether the last of the fields is the empty list of this name."""
+    return bool(fields) and next(reversed(fields)) == name and bytes(fields[name]) == b"[]"
 
 
 def check_text(text: Opened | msgspec.Raw, max_depth: int) -> None:

@@ -14,7 +14,14 @@ import msgspec
 from callgate.api.chat_outline import ChatMessage, ChatOutline, ChatTool, ChatToolChoice, Role
 from callgate.api.chat_request import OURS_IN_CHATS
 from callgate.api.field_errors import from_validation, wrong
-from callgate.api.strict_json import Fields, check_text, has_few_brackets, invalid_json, split_before_fast
+from callgate.api.strict_json import (
+    Fields,
+    check_text,
+    has_few_brackets,
+    invalid_json,
+    split_before_fast,
+    split_fast,
+)
 from callgate.calls.legal_names import is_legal
 from callgate.conversation.errors import ChatError
 from callgate.policy.judge import check_calls_nobody
@@ -198,12 +205,19 @@ class _SeenTools:
             return self._by_ending.get(body[-ENDING - 1 : -1])
 
 
-def split_before_tools_fast(body: Opened) -> Fields | None:
-    """Split a body whose last field are tools that were read before. Equals `split`, or returns None."""
-    text = _seen_tools.before_the_end_of(body)
-    if text is None:
+def split_large_fast(body: Opened, max_depth: int) -> tuple[Fields, PlainOutline] | None:
+    """Split a large body whose messages, or tools that were read before, are most of it, and read its outline. Equals `split` and
+    `outline_fast`, or returns None."""
+    tools = _seen_tools.before_the_end_of(body)
+    fields = split_fast(body, tools)
+    if fields is not None and (outline := outline_fast(fields, max_depth)) is not None:
+        return fields, outline
+    if tools is None or (fields := split_before_fast(body, "tools", tools)) is None:
         return None
-    return split_before_fast(body, "tools", text)
+    outline = outline_fast(fields, max_depth)
+    if outline is None:
+        return None
+    return fields, outline
 
 
 def _right_tools(raw: msgspec.Raw, max_depth: int) -> _RightTools:

@@ -25,15 +25,9 @@ from callgate.api.chat_request import (
 from callgate.api.client_names import legal_names, renamed_chat
 from callgate.api.field_errors import from_validation, wrong
 from callgate.api.mcp_entries import McpEntry, read_entry, servers_of
-from callgate.api.strict_json import (
-    Fields,
-    check_text,
-    invalid_json,
-    split,
-    split_fast,
-)
+from callgate.api.strict_json import LARGE, Fields, check_text, invalid_json, split
 from callgate.chat.legacy import is_legacy, with_derived_id, without_legacy_fields
-from callgate.chat.request_schema import outline_fast, outline_of_any, split_before_tools_fast
+from callgate.chat.request_schema import outline_fast, outline_of_any, split_large_fast
 from callgate.chat.responses_compat import as_chat, is_misaddressed
 from callgate.conversation.errors import ChatError
 from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
@@ -95,15 +89,15 @@ def _read(
     hints: Mapping[int, Hint] = NO_HINTS
     legacy = False
     has_ids = False
-    normalized = split_fast(body)
-    outline: ChatOutline | None = None
-    if normalized is not None:
+    outline: ChatOutline | None
+    large = None
+    if len(body) >= LARGE:
+        large = split_large_fast(body, max_depth)
+    if large is None:
+        normalized = split(body, max_depth)
         outline = outline_fast(normalized, max_depth)
-        if outline is None:  # something follows its messages
-            normalized = split_before_tools_fast(body)
-    if normalized is None or outline is None:
-        normalized = normalized or split(body, max_depth)
-        outline = outline_fast(normalized, max_depth)
+    else:
+        normalized, outline = large
     passed = normalized
     own = NOTHING_OWN
     if outline is None:
