@@ -157,13 +157,12 @@ async def test_a_project_with_an_app_of_its_own_serves_its_tools_from_the_wheel(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [("callgate",), ("python", "-m", "callgate")])
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("start", "command", "said"),
     [
-        (("check",), "fine; 1 model, 2 tools"),
-        (("tools", "list"), "greet"),
-        (("tools", "call", "convert", '{"amount": 21}'), "42 crowns"),
+        (("callgate",), ("check",), "fine; 1 model, 2 tools"),
+        (("python", "-m", "callgate"), ("tools", "list"), "greet"),
+        (("callgate",), ("tools", "call", "convert", '{"amount": 21}'), "42 crowns"),
     ],
 )
 def test_commands_find_what_lies_beside_the_config(installed, project, tmp_path_factory, start, command, said):

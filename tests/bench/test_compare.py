@@ -11,7 +11,7 @@ import pytest
 from bench import compare
 from bench.compare import ALLOWED, ROUNDS, Comparison, Tree
 from bench.served import ROOT
-from tests.chaos.scale import scaled
+from tests.chaos.scale import LONG, scaled
 
 TREE = Tree("this tree", ROOT, sys.executable)
 REFERENCE = Tree("reference", ROOT, sys.executable)
@@ -87,6 +87,7 @@ def test_the_reference_is_in_the_history_of_this_commit():
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="the CPU clocks of other processes are read as Linux has them")
+@pytest.mark.skipif(not LONG, reason="six seconds of three servers: `make chaos`; `make bench-check` serves two itself")
 def test_a_request_that_burns_cpu_in_c_is_seen(tmp_path, monkeypatch):
     """In one call that no count of instructions sees: half of a small request's time again, or beside other work, which is noise,
     many times of it."""

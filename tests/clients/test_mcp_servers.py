@@ -11,7 +11,7 @@ from tests.clients.driver import DRIVERS, beside_its_packages
 from tests.e2e.test_client_servers import host_of
 from tests.harness.configs import make_config
 from tests.harness.environment import NODE, Environment
-from tests.harness.needs import needs
+from tests.harness.needs import BY_MAKE_CLIENTS, needs
 from tests.harness.process import output_of
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
@@ -30,6 +30,8 @@ CLIENTS = [
     (NODE, "mcp_servers.mjs", "vercel"),
     (NODE, "mcp_servers.mjs", "anthropic"),
 ]
+AROUND_ANOTHER = ("agents", "langchain", "pydantic-ai")
+"""They send their requests by OpenAI's SDK, which is played as well, and take a second to start."""
 
 
 def answer(request: Any) -> Reply:
@@ -45,7 +47,11 @@ def answer(request: Any) -> Reply:
 @pytest.mark.parametrize(
     ("environment", "script", "client"),
     [
-        pytest.param(*row, marks=needs(f"environment:{row[0]}"), id=f"{row[2]} {row[1].rpartition('.')[2]}")
+        pytest.param(
+            *row,
+            marks=[needs(f"environment:{row[0]}"), *([BY_MAKE_CLIENTS] if row[2] in AROUND_ANOTHER else [])],
+            id=f"{row[2]} {row[1].rpartition('.')[2]}",
+        )
         for row in CLIENTS
     ],
 )
