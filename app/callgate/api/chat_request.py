@@ -265,10 +265,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     def other_fields(self) -> dict[str, Any]:
         """Return the fields that are no attributes."""
-        others: dict[str, Any] = {name: value for name, value in self.normalized.items() if name not in ATTRIBUTES}
-        if self.metadata:
-            others["metadata"] = self.metadata
-        return others
+        return other_fields(self.normalized, self.metadata)
 
     def prompt_bytes(self) -> int:
         """Return the size of its messages and tools."""
@@ -307,6 +304,14 @@ class ChatRequest(msgspec.Struct, frozen=True):
                 if isinstance(limit, int) and limit > 0:
                     return limit
         return None
+
+
+def other_fields(fields: Mapping[str, msgspec.Raw], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that are no attributes."""
+    others: dict[str, Any] = {name: value for name, value in fields.items() if name not in ATTRIBUTES}
+    if metadata:
+        others["metadata"] = metadata
+    return others
 
 
 def _with_parsed_parameters(raw: msgspec.Raw, outlines: Sequence[ChatTool]) -> Sequence[msgspec.Raw]:

@@ -1,10 +1,13 @@
 """Hands requests to the recorder: a whole run where a tool of ours is offered, otherwise a row if it failed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
-from callgate.api.chat_request import ChatRequest
+import msgspec
+
+from callgate.api.chat_request import SAYS_NOTHING, ChatRequest, other_fields
 from callgate.api.conversation import Conversation
 from callgate.api.errors import recorded_error
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext
@@ -42,7 +45,7 @@ def begin(
     trace = conversation.trace
     if trace is not None and trace.is_exported:
         trace.request.update(request_attributes(request))
-    policy = runtime.recording.common_policy
+    policy = runtime.recording.keyless_policy if caller.anonymous else runtime.recording.common_policy
     if policy is None or "x-callgate-record" in context.headers:
         policy = _policy(runtime, route, context, request, caller)
     is_kept = route.is_recorded or "replay_of" in context.ids or is_own(runtime, context, caller)
@@ -149,6 +152,10 @@ def _keep_request(recording: Recording, request: ChatRequest, offered: Iterable[
     """`offered`: the names of our tools that it was offered."""
     if recording.policy.content_bytes is not None:
         # The request for a replay, without the fields about the format of its answer.
+        if request.tools is SAYS_NOTHING and request.history is None:
+            plain = partial(_plain_body, request.model, request.normalized, request.metadata)
+            recording.keep_request(plain, request.written_bytes())
+            return
         body = {"model": request.model, "messages": request.written_history(), **request.other_fields()}
         if tools := request.read_tools():
             body["tools"] = tools
@@ -158,7 +165,12 @@ def _keep_request(recording: Recording, request: ChatRequest, offered: Iterable[
             if isinstance(tool_filter, tuple):
                 tool_filter = ",".join(offered) or "none"
             body["metadata"] = {**request.metadata, "tools": tool_filter}
-        recording.keep_request(body, request.written_bytes())
+        recording.keep_request(partial(dict, body), request.written_bytes())
+
+
+def _plain_body(model: str, fields: Mapping[str, msgspec.Raw], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request of a client that says nothing about tools."""
+    return {"model": model, "messages": fields["messages"], **other_fields(fields, metadata)}
 
 
 def request_attributes(request: ChatRequest) -> dict[str, Any]:

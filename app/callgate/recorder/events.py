@@ -74,7 +74,7 @@ def run_events(run: RunContext, happened: Iterable[Happened]) -> list[RunEvent]:
 
 def read_events(run: RunContext, row: RunRow, happened: Iterable[Happened]) -> "EventReader":
     """Read events, and add them up beside the facts of a row."""
-    reader = EventReader(run, row)
+    reader = EventReader(_run=run, row=msgspec.structs.replace(row))
     began = run.began
     read = _READERS
     reader.events = [read[type(event)](reader, moment - began, choice, event) for moment, choice, event in happened]
@@ -82,33 +82,27 @@ def read_events(run: RunContext, row: RunRow, happened: Iterable[Happened]) -> "
     return reader
 
 
-class EventReader:
+class EventReader(msgspec.Struct, eq=False, gc=False, kw_only=True):
     """Reads the events of a run: how they are stored, and their totals: turns, tokens, cost, calls and findings in its row, how the
     calls of each tool ended, and what the totals of its hour need."""
 
-    __slots__ = (
-        *("_findings", "_is_priced", "_nano", "_run", "_tokens", "_tool_nano", "_tools", "_was_retried"),
-        *("events", "hour_notes", "outcomes", "row", "tells_texts"),
-    )
-
-    def __init__(self, run: RunContext, row: RunRow) -> None:
-        self.row = msgspec.structs.replace(row)
-        self.events: list[StoredEvent] = []
-        self.outcomes: dict[str, dict[str, int]] = {}
-        """See `RunRow.outcomes`."""
-        self.hour_notes: list[HourNote] = []
-        self.tells_texts = False
-        """True once an event tells more to whoever may see the texts."""
-        self._run = run
-        self._tokens: Sequence[int] | None = None
-        self._nano = 0
-        self._tool_nano = 0
-        """What calls of tools cost."""
-        self._is_priced = True
-        """False once the price of any tokens is unknown."""
-        self._findings: dict[str, None] = {}
-        self._tools: dict[str, None] = {}
-        self._was_retried = False
+    row: RunRow
+    events: list[StoredEvent] = []
+    outcomes: dict[str, dict[str, int]] = {}
+    """See `RunRow.outcomes`."""
+    hour_notes: list[HourNote] = []
+    tells_texts: bool = False
+    """True once an event tells more to whoever may see the texts."""
+    _run: RunContext
+    _tokens: Sequence[int] | None = None
+    _nano: int = 0
+    _tool_nano: int = 0
+    """What calls of tools cost."""
+    _is_priced: bool = True
+    """False once the price of any tokens is unknown."""
+    _findings: dict[str, None] = {}
+    _tools: dict[str, None] = {}
+    _was_retried: bool = False
 
     def finish(self) -> None:
         """Set what is known only after the last of the events."""

@@ -1,6 +1,6 @@
 """What was said in a run: masked and cut where it may be written, kept as it came where it stays in memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from sys import getsizeof
 from typing import Any, Final
 
@@ -24,12 +24,12 @@ class UnwrittenRequest(msgspec.Struct, frozen=True):
     """A request for a replay whose parts are the client's own bytes: its text is made when somebody looks, as few requests are looked
     at."""
 
-    body: Mapping[str, Any]
+    body: Callable[[], Mapping[str, Any]]
     bytes: int
     """About how long the text is."""
 
     def text(self) -> str:
-        return written_request(self.body)
+        return written_request(self.body())
 
 
 def written_request(body: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Records a run. The events of its chats are kept as they are, and encoded when it has ended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -96,7 +96,13 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         policy = self.policy
         assert policy.content_bytes is not None, "this run keeps no texts"
         most = policy.content_bytes + MASKED_BEYOND
-        return KeptTurns(_texts=self, _choice=choice, _known=history, _most=most, _wire=policy.wire != "off")
+        return KeptTurns(
+            _texts=self.texts,
+            _prefix=part_of(choice, ""),
+            _known=history,
+            _most=most,
+            _wire=policy.wire != "off",
+        )
 
     def events_listener(self, choice: int) -> Listener:
         """Return the listener that records the events of one choice."""
@@ -111,12 +117,13 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         else:
             self.texts.pop(part, None)
 
-    def keep_request(self, body: Mapping[str, Any], bytes: int | None) -> None:
-        """Keep what was asked. `bytes`: how long it is, where all of it is in the client's own bytes, which nobody changes."""
+    def keep_request(self, body: Callable[[], Mapping[str, Any]], bytes: int | None) -> None:
+        """Keep what was asked; `body` returns it. `bytes`: how long it is, where all of it is in the client's own bytes, which nobody
+        changes."""
         if bytes is not None and self.policy.private_to:
             self.request = UnwrittenRequest(body, bytes)
         else:
-            self.keep_text("request", written_request(body))
+            self.keep_text("request", written_request(body()))
 
     def weight(self) -> int:
         """Return about how many bytes it takes in memory while it waits to be written."""
@@ -204,7 +211,10 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         elif self.policy.private_to:
             self.ended = ended_run(reader.row, reader.events)
             self.ended.private_to = self.policy.private_to
-            self.ended.private = self._private_texts(self.ended, tells_texts=reader.tells_texts)
+            texts = self.texts
+            if reader.tells_texts or reader.row.calls or reader.outcomes:
+                texts = self.all_texts()
+            self.ended.private = self._private_texts(self.ended, texts, tells_texts=reader.tells_texts)
         else:
             texts = self.all_texts()
             reader.row.question = shown_question(question_in(texts), self.mask)
@@ -215,14 +225,13 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         self.request = None
         return self.ended, reader.hour_notes
 
-    def _private_texts(self, ended: EndedRun, *, tells_texts: bool) -> PrivateTexts:
+    def _private_texts(self, ended: EndedRun, texts: Mapping[str, str], *, tells_texts: bool) -> PrivateTexts:
         """Return what is kept for the owner alone, as it came; what is long is masked and cut now, or it would take too much memory.
         `tells_texts`: an event tells more to whoever may see the texts."""
         events = ended.events
         if tells_texts:
             reader = read_events(_WithTexts(self.mask, self.price, self.began), self.row, self.happened)
             events = encode(reader.events)
-        texts = self.all_texts()
         size = weight_of_texts(texts)
         if self.request is not None:
             size += self.request.bytes + REQUEST_WEIGHT

@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from callgate.callers.caller import ANONYMOUS, owner_name
 from callgate.recorder.settings import Record
 from callgate.records.policy import NOT_KEPT, RecordPolicy
 from callgate.tools.tool_filter import glob_matches
@@ -32,8 +33,14 @@ class RecordingRules:
         self._private: dict[str, RecordPolicy] = {}
         self.common_policy: RecordPolicy | None = None
         """The policy of all requests; None where it depends on the key, the model or the request."""
-        if not self._less and policy.content_bytes is None and not self.keeps_of_keyless:
-            self.common_policy = policy
+        self.keyless_policy: RecordPolicy | None = None
+        """The same for requests without a key."""
+        if not self._less and policy.content_bytes is None:
+            if self.keeps_of_keyless:
+                self.keyless_policy = self._private_policy(owner_name(ANONYMOUS))
+            else:
+                self.common_policy = policy
+                self.keyless_policy = policy
 
     def records(self, *, with_tools: bool) -> bool:
         """Return whether runs are recorded, from the beginning or only when they fail."""

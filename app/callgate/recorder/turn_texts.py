@@ -1,7 +1,7 @@
 """Keeps what a model is sent and says in each turn, for runs with stored texts."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -18,12 +18,6 @@ KNOWN_CHARACTERS: Final = 256 * 1024
 encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
-class TextStore(Protocol):
-    """Keeps texts by the name of their part. A text takes the place of the last one of its name, and an empty one leaves it empty."""
-
-    def keep_text(self, part: str, text: str) -> None: ...
-
-
 class KeptTurns(msgspec.Struct, eq=False, kw_only=True):
     """Keeps the new messages of each turn, and the text and reasoning of its answer.
 
@@ -32,8 +26,10 @@ class KeptTurns(msgspec.Struct, eq=False, kw_only=True):
     response of a provider in turn N.
     """
 
-    _texts: TextStore
-    _choice: int
+    _texts: dict[str, str]
+    """Where they are kept, by the names of their parts."""
+    _prefix: str
+    """Stands before these names."""
     _known: Sequence[Message]
     """The messages so far; at first those of the client's request."""
     _most: int
@@ -60,17 +56,20 @@ class KeptTurns(msgspec.Struct, eq=False, kw_only=True):
 
     def end(self, text: str, reasoning: str) -> None:
         """Keep what an answer said, and the bodies that it came in. It replaces one that broke off."""
-        if text or self._is_again:
-            self._keep_text(f"turn.{self._turn}.text", text)
-        if reasoning or self._is_again:
-            self._keep_text(f"turn.{self._turn}.reasoning", reasoning)
+        turn = f"{self._prefix}turn.{self._turn}."
+        if self._is_again:
+            self._texts.pop(f"{turn}text", None)
+            self._texts.pop(f"{turn}reasoning", None)
+        if text:
+            self._texts[f"{turn}text"] = text
+        if reasoning:
+            self._texts[f"{turn}reasoning"] = reasoning
         for body in self._bodies:
-            self._keep_text(f"wire.{self._turn}.{self._answers}", body.decode(errors="backslashreplace"))
+            if body:
+                part = f"{self._prefix}wire.{self._turn}.{self._answers}"
+                self._texts[part] = body.decode(errors="backslashreplace")
             self._answers += 1
         self._bodies = []
-
-    def _keep_text(self, part: str, text: str) -> None:
-        self._texts.keep_text(part_of(self._choice, part), text)
 
     def _begin_body(self) -> Callable[[bytes], None]:
         """Return the function that takes the body of a provider's response, which begins."""
@@ -85,17 +84,21 @@ class KeptTurns(msgspec.Struct, eq=False, kw_only=True):
 
     def _keep_request(self, request: ModelRequest) -> None:
         if self._turn == 0 and request.tools:
-            self._keep_text("tools", _tools_texts.text_of(request.tools))
+            self._texts[f"{self._prefix}tools"] = _tools_texts.text_of(request.tools)
         messages = request.messages
         if messages is self._known:  # as in most first turns
             return
         sent_before = len(self._known)
         is_longer = list(messages[:sent_before]) == list(self._known)
         self._known = messages
-        if new := messages[sent_before:] if is_longer else messages:
-            self._keep_text(
-                f"turn.{self._turn}.{'asked' if is_longer else 'history'}", encode(new).decode(errors="replace")
-            )
+        if is_longer:
+            part = f"{self._prefix}turn.{self._turn}.asked"
+            new = messages[sent_before:]
+        else:
+            part = f"{self._prefix}turn.{self._turn}.history"
+            new = messages
+        if new:
+            self._texts[part] = encode(new).decode(errors="replace")
 
 
 class ToolsTexts:

@@ -65,7 +65,7 @@ class UnkeptRecording(msgspec.Struct, eq=False, gc=False):
     def events_listener(self, choice: int) -> Listener:
         return DEAF
 
-    def keep_request(self, body: Mapping[str, Any], bytes: int | None) -> None:
+    def keep_request(self, body: Callable[[], Mapping[str, Any]], bytes: int | None) -> None:
         """Forget what was asked."""
 
     def keep_text(self, part: str, text: str) -> None:
@@ -111,6 +111,7 @@ class NothingRecorded:
     """The rules by which nothing is recorded."""
 
     common_policy: Final = NOT_KEPT
+    keyless_policy: Final = NOT_KEPT
     keeps_of_keyless: Final = False
 
     def change(self, policy: RecordPolicy) -> NoReturn:

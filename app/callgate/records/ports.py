@@ -52,9 +52,9 @@ class Recording(Protocol):
         """Return the listener that records the events of one choice."""
         ...
 
-    def keep_request(self, body: Mapping[str, Any], bytes: int | None) -> None:
-        """Keep what was asked, if the policy keeps texts. `bytes`: how long it is, where all of it is in the client's own bytes, which
-        nobody changes."""
+    def keep_request(self, body: Callable[[], Mapping[str, Any]], bytes: int | None) -> None:
+        """Keep what was asked, if the policy keeps texts; `body` returns it. `bytes`: how long it is, where all of it is in the
+        client's own bytes, which nobody changes."""
         ...
 
     def keep_text(self, part: str, text: str) -> None:
@@ -125,6 +125,11 @@ class RecordRules(Protocol):
     @property
     def common_policy(self) -> RecordPolicy | None:
         """The policy of all requests; None where it depends on the key, the model or the request."""
+        ...
+
+    @property
+    def keyless_policy(self) -> RecordPolicy | None:
+        """The same for requests without a key."""
         ...
 
     def change(self, policy: RecordPolicy) -> None:

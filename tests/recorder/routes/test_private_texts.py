@@ -439,3 +439,31 @@ def test_one_owner_does_not_push_out_the_texts_of_another(monkeypatch: pytest.Mo
 
     assert kept == ["run_0", "run_7", "run_8"]
     assert len(newest.all()) == 9
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"metadata": {"a": "b"}, "temperature": 0.5, "n": 1, "stream": False},
+        {"stop": ["planted"], "user": "someone", "response_format": {"type": "text"}},
+        {"tools": [{"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}]},
+        {"metadata": {"tools": "add", "c": "d"}, "tool_choice": "auto"},
+    ],
+    ids=["plain", "metadata", "fields", "own tools", "a choice"],
+)
+async def test_a_request_that_is_written_when_it_is_looked_at_reads_as_one_that_is_written_at_once(
+    upstream: Upstream, more: dict[str, Any]
+) -> None:
+    upstream.script("m", [Reply(text="planted answer")], repeat_last=True)
+    requests = []
+    for record in ({}, {"record": {"content": True}}):
+        async with served_to_http(upstream, *TOOLS, **record, **KEYLESS) as client:
+            answer = await client.post("/v1/chat/completions", json={**QUESTION, **more})
+            run = answer.headers["x-callgate-run"]
+            while "request" not in (whole := await shown(client, run))["content"]:
+                pass
+        requests.append(whole["content"]["request"])
+
+    assert requests[0] == requests[1]
+    assert json.loads(requests[0])["messages"] == QUESTION["messages"]
