@@ -509,6 +509,22 @@ def test_no_section_of_the_schema_has_a_validator_of_its_own_before_a_config_is_
     assert ended.stdout == "[]\n"
 
 
+def test_only_what_a_file_has_gets_a_validator():
+    """Those of all settings took a tenth of a start."""
+    code = f"""
+from unittest import mock
+from callgate.config.schema import values
+from callgate.config.load import load
+with mock.patch.object(values, "TypeAdapter", wraps=values.TypeAdapter) as made:
+    load(text={DEMO!r}, environ={{}})
+    load(text={DEMO!r} + "server: {{port: 1}}", environ={{}})
+    load(text={DEMO!r} + "server: {{port: 2}}", environ={{}})
+    print([call.args[0].__name__ for call in made.call_args_list])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "['Server']\n"
+
+
 def _derived_from(kind: type[Section]) -> Iterator[type[Section]]:
     for derived in kind.__subclasses__():
         yield derived

@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from callgate.access.settings import RateLimits, Rights
 from callgate.config.schema.guards import CEILING, ONLY_THESE, SAME, Guard
-from callgate.config.schema.values import NO_BOOLEAN, Section, WebAddress, off_or_on, shape
+from callgate.config.schema.values import NO_BOOLEAN, READ_LATE, Section, WebAddress, off_or_on, shape
 
 EVERYBODY: Final = "*"
 """The group of whoever has a token of the issuer."""
@@ -151,7 +151,7 @@ class AuthSection(Section):
     mode: Literal["keys", "off"] = "keys"
     """`keys`: clients need one of `keys`, or a token of `oidc`; without any, only loopback is served. `off`: everyone is let in. The
     word alone stands for the whole."""
-    oidc: Oidc | None = None
+    oidc: Annotated[Oidc | None, READ_LATE] = None
     """The company's issuer, whose tokens are taken beside keys."""
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from callgate.config.schema.hosted import HostedToolsSetting
 from callgate.config.schema.limits import Limits, Loop, Upstream
 from callgate.config.schema.process import LedgerSection, Logging, Reload, RunsSection, Store
 from callgate.config.schema.server import Server
-from callgate.config.schema.values import BesideFile, Globs, Section
+from callgate.config.schema.values import READ_LATE, BesideFile, Globs, Section
 from callgate.fleet.settings import Pool, PoolName
 from callgate.guardrails.settings import HOOKS, HookEntry
 from callgate.mcp_server.settings import McpServing, McpSetting
@@ -43,31 +43,31 @@ class Config(Section):
 
     version: Literal[1] = 1
     """The version of this file's format."""
-    server: Server = Server.by_default()
+    server: Annotated[Server, READ_LATE] = Server.by_default()
     """Where Callgate listens, and how it treats connections."""
     auth: Annotated[Auth, LETS_IN] = AuthSection.by_default()
     """Who is let in. `keys`: clients need one of `keys`; without any, only loopback is served. `off`: everyone is let in. A mapping
     with `oidc`: tokens of the company's issuer are taken beside keys."""
-    keys: tuple[Key, ...] = ()
+    keys: Annotated[tuple[Key, ...], READ_LATE] = ()
     """The clients' keys."""
     model_list: Annotated[
         tuple[ModelEntry, ...], AfterValidator(_at_least_one), Field(json_schema_extra={"minItems": 1})
     ]
     """The models, as litellm has them."""
-    providers: Mapping[ProviderName, ProviderSection] = Field(default_factory=dict)
+    providers: Annotated[Mapping[ProviderName, ProviderSection], READ_LATE] = Field(default_factory=dict)
     """Providers by name, for those that litellm does not know; a name that it knows is asked as is said here."""
     data_dir: Annotated[BesideFile | None, SAME] = None
     """A folder for what has to survive the process: the ledger of tool runs, what keys have spent, and keys made by
     `callgate keys create`; from the folder this file is in. Without one nothing is written."""
-    ledger: LedgerSection = LedgerSection.by_default()
+    ledger: Annotated[LedgerSection, READ_LATE] = LedgerSection.by_default()
     """Where it is written down what was run."""
-    runs: RunsSection = RunsSection.by_default()
+    runs: Annotated[RunsSection, READ_LATE] = RunsSection.by_default()
     """Requests that outlive the process that answers them."""
-    pools: Mapping[PoolName, Pool] = Field(default_factory=dict)
+    pools: Annotated[Mapping[PoolName, Pool], READ_LATE] = Field(default_factory=dict)
     """Pools of workers that tools may run on, by name; they need `ledger.url` and `store.redis_url`."""
-    tools: tuple[ToolEntry, ...] = ()
+    tools: Annotated[tuple[ToolEntry, ...], READ_LATE] = ()
     """The tools that Callgate runs."""
-    mcp_servers: Mapping[ServerName, McpServer] = Field(
+    mcp_servers: Annotated[Mapping[ServerName, McpServer], READ_LATE] = Field(
         default_factory=dict, validation_alias=AliasChoices("mcp_servers", "mcpServers", "servers")
     )
     """MCP servers by name, as other programs write them; the block may also be called `mcpServers` or `servers`."""
@@ -77,34 +77,34 @@ class Config(Section):
     """How MCP clients are served at `/mcp`; `off` for not at all."""
     require_approval: Annotated[RequireApproval, WAITS] = ApprovalLists.by_default()
     """Which tools' calls wait for approval, where a tool's own entry does not say."""
-    approvals: Approvals = Approvals.by_default()
+    approvals: Annotated[Approvals, READ_LATE] = Approvals.by_default()
     """How calls wait for approval."""
-    guardrails: Annotated[tuple[HookEntry, ...], HOOKS] = ()
+    guardrails: Annotated[tuple[HookEntry, ...], READ_LATE, HOOKS] = ()
     """Hooks that look at requests, answers, calls, results and descriptions, and let them pass, mask them or block them, in this order."""
-    loop: Loop = Loop.by_default()
+    loop: Annotated[Loop, READ_LATE] = Loop.by_default()
     """How long a chat may go on."""
-    limits: Limits = Limits.by_default()
+    limits: Annotated[Limits, READ_LATE] = Limits.by_default()
     """What one request may cost."""
-    upstream: Upstream = Upstream.by_default()
+    upstream: Annotated[Upstream, READ_LATE] = Upstream.by_default()
     """How patient Callgate is with models."""
-    parsers: Parsers = Parsers.by_default()
+    parsers: Annotated[Parsers, READ_LATE] = Parsers.by_default()
     """Processes that read what others wrote, where that is much."""
     hosted_tools: HostedToolsSetting = Field(default_factory=dict)
     """Tools of this config that stand for tools which clients declare for a provider to run, by type: `web_search: search`; `off` leaves
     a type to the provider."""
-    responses: Responses = Responses.by_default()
+    responses: Annotated[Responses, READ_LATE] = Responses.by_default()
     """How the Responses API is served."""
-    compaction: Compaction = Compaction.by_default()
+    compaction: Annotated[Compaction, READ_LATE] = Compaction.by_default()
     """How conversations are summarized."""
-    store: Store = Store.by_default()
+    store: Annotated[Store, READ_LATE] = Store.by_default()
     """Where what outlives a request is kept."""
-    record: Record = Record.by_default()
+    record: Annotated[Record, READ_LATE] = Record.by_default()
     """What is recorded of the requests that were answered."""
-    traces: Traces = Traces.by_default()
+    traces: Annotated[Traces, READ_LATE] = Traces.by_default()
     """Where spans of requests are sent."""
-    reload: Reload = Reload.by_default()
+    reload: Annotated[Reload, READ_LATE] = Reload.by_default()
     """Reading this file again while Callgate runs."""
-    logging: Logging = Logging.by_default()
+    logging: Annotated[Logging, READ_LATE] = Logging.by_default()
     """What is written to standard error."""
 
     def groups(self) -> Mapping[str, Group]:
