@@ -195,9 +195,10 @@ class Middleware:
             large_bodies=self._large_bodies,
             connection_memory=scope.get(CONNECTION_MEMORY),
         )
-        marks = [(b"x-request-id", context.request_id.encode())]
+        request_id = context.request_id.encode()
+        marks = [(b"x-request-id", request_id)]
         if path.startswith(MESSAGES) or ANTHROPIC_VERSION in headers:
-            marks.append((b"request-id", context.request_id.encode()))
+            marks.append((b"request-id", request_id))
         if "origin" in headers:
             marks += encoded(cors_headers(headers, self._origins))
         route_fast = self._routes_fast.get((method, path))

@@ -41,7 +41,7 @@ class RepeatedHead:
         self._before: bytes | None = None
         """All up to that value; None while no head is known."""
         self._after = b""
-        """All behind it, without the blank line."""
+        """All behind it, with the blank line, the first of the head."""
         self._scope: dict[str, Any] = {}
         """The ASGI scope of its requests, but for what each has of its own."""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -56,22 +56,23 @@ class RepeatedHead:
         """Return the scope and the body of the request in `data`. Equals what the parser reads, or returns None: where that is not one
         whole request with this head. It takes a tenth of the instructions."""
         before = self._before
-        if before is None:
+        if before is None or not data.startswith(before):
             return None
-        place = data.find(END)
-        head = data[: max(place, 0)]
-        length = head[len(before) : len(head) - len(self._after)]
-        if not (length.isdigit() and head.startswith(before) and head.endswith(self._after)):
+        begin = len(before)
+        end = data.find(b"\r", begin, begin + MAX_DIGITS + 1)
+        after = self._after
+        if end < 0 or not data.startswith(after, end):
             return None
-        size = len(data) - place - len(END)
-        if len(length) > MAX_DIGITS or size != int(length):
+        length = data[begin:end]
+        begin_of_body = end + len(after)
+        if not length.isdigit() or len(data) - begin_of_body != int(length):
             return None  # before the body is copied
         scope = self._scope.copy()
         scope["headers"] = headers = self._headers.copy()
         headers[self._place] = (LENGTH, length)
         scope[TEXT_HEADERS] = text_headers = self._text_headers.copy()
         text_headers[LENGTH_TEXT] = length.decode()
-        return scope, data[place + len(END) :]
+        return scope, data[begin_of_body:]
 
     def learn(self, data: bytes, scope: dict[str, Any], target: bytes, size: int) -> None:
         """Take the head of the request that the parser has read from `data`, if its next one may be read without the parser: the request
@@ -91,7 +92,7 @@ class RepeatedHead:
         line = head.lower().index(LENGTH_LINE)
         begin = head.index(length, line + len(LENGTH_LINE))
         self._before = head[:begin]
-        self._after = head[begin + len(length) :]
+        self._after = head[begin + len(length) :] + END
         self._scope = {**scope, CALLER_MEMORY: CallerMemory()}
         self._headers = [*headers]
         self._text_headers = {**scope[TEXT_HEADERS]}
