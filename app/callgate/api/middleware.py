@@ -302,7 +302,7 @@ class Middleware:
                 "path": scope["path"],
                 "status": status,
                 "caller": None if caller is None else caller.name,
-                "ms": round(seconds * 1000, 1),
+                "ms": int(seconds * 10_000 + 0.5) / 10,  # `round` costs five times as much
                 **notes,
             },
         )

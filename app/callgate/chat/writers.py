@@ -514,7 +514,7 @@ class ChoicesWriter:
 def choices_report(diagnoses: Sequence[Diagnosis] | None) -> dict[str, Any]:
     if not diagnoses:
         return {}
-    usage = diagnoses[0].usage_facts(add_usage(diagnosis.usage for diagnosis in diagnoses))
+    usage = diagnoses[0].usage_facts(add_usage(diagnosis.total_usage() for diagnosis in diagnoses))
     if diagnoses[0].is_usage_only:
         return {"x_callgate": {"usage": usage}}
     choices = [{**diagnosis.report(), "index": at} for at, diagnosis in enumerate(diagnoses)]

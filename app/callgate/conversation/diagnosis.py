@@ -4,13 +4,13 @@ A listener. It keeps previews of the arguments of broken calls only, because tho
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec.structs import replace
 
-from callgate.calls.outcome import Failed, Returned
+from callgate.calls.outcome import Failed
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
     BEFORE_ALL_TURNS,
@@ -132,16 +132,16 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
-        if type(event.outcome) is Failed:
-            word = str(event.outcome.kind)
+        came = event.outcome
+        outcome: dict[str, Any] = {"outcome": "returned", "ms": _milliseconds(event.seconds)}
+        if type(came) is Failed:
+            outcome["outcome"] = str(came.kind)
         else:
-            word = "returned"
-        outcome: dict[str, Any] = {"outcome": word, "ms": _milliseconds(event.seconds)}
-        if isinstance(event.outcome, Returned) and event.outcome.cut_bytes:
-            outcome["cut_bytes"] = event.outcome.cut_bytes
-        if isinstance(event.outcome, Returned) and event.outcome.facts is not None:
-            self._rare().found.update(event.outcome.facts.found_tools)
-            outcome |= event.outcome.facts.shown()
+            if came.cut_bytes:
+                outcome["cut_bytes"] = came.cut_bytes
+            if came.facts is not None:
+                self._rare().found.update(came.facts.found_tools)
+                outcome |= came.facts.shown()
         if event.turn == BEFORE_ALL_TURNS:
             self._rare().recovered.append({"id": event.call.id, "name": event.call.name, **outcome})
         else:
@@ -178,9 +178,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             {"server": event.server, **({"error": event.error} if event.error else {"tools": len(event.tools)})}
         )
 
-    @property
-    def usage(self) -> Usage | None:
-        """The sum of the usage of all turns, once the chat has ended."""
+    def total_usage(self) -> Usage | None:
+        """Return the sum of the usage of all turns, once the chat has ended."""
         if self._passed is not None:
             return self._passed.usage
         if self._events and type(last := self._events[-1]) is ChatEnded:
@@ -193,7 +192,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     def report(self) -> dict[str, Any]:
         if self.is_usage_only:
-            return {"usage": self.usage_facts(self.usage)}
+            return {"usage": self.usage_facts(self.total_usage())}
         self._sees = self.sees()
         turns: list[dict[str, Any]] = []
         report: dict[str, Any] = {"run": self.run_id, "turns": turns}
@@ -231,21 +230,10 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         )
 
     def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = []
-        if answer.run or answer.handed_back or answer.broken:
-            owners = dict.fromkeys((call.id for call in answer.run), "house")
-            owners |= dict.fromkeys((call.id for call in answer.handed_back), "client")
-            outcomes = {call.id: {"outcome": "not_run", "reason": POSTPONED} for call in answer.postponed}
-            in_order = answer.calls or (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed)
-            ended = (self._seldom or _NONE).outcomes
-            rows = [
-                self._call(call, owners.get(call.id)) | ended.get((index, call.id), outcomes.get(call.id, {}))
-                for call in in_order
-            ]
         turn: dict[str, Any] = {
             "finish_reason": answer.reasons[-1] if answer.reasons else None,
             "findings": list(map(str, answer.findings)),
-            "calls": rows,
+            "calls": self._calls(index, answer),
             "ms": _milliseconds(answer.seconds),
         }
         if answer.lane:
@@ -270,6 +258,26 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         if answer.not_run:
             turn["not_run"] = [{"name": call.name, "reason": call.reason} for call in answer.not_run[:NOT_RUN_SHOWN]]
         return turn
+
+    def _calls(self, index: int, answer: TurnAccount) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        if not (answer.run or answer.handed_back or answer.broken):
+            return rows
+        owners = {call.id: "house" for call in answer.run}
+        for call in answer.handed_back:
+            owners[call.id] = "client"
+        postponed: Collection[str] = ()
+        if answer.postponed:
+            postponed = {call.id for call in answer.postponed}
+        outcomes = (self._seldom or _NONE).outcomes
+        for call in answer.calls or (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed):
+            row = self._call(call, owners.get(call.id))
+            if (outcome := outcomes.get((index, call.id))) is not None:
+                row |= outcome
+            elif call.id in postponed:
+                row |= {"outcome": "not_run", "reason": POSTPONED}
+            rows.append(row)
+        return rows
 
     def _call(self, call: Call, owner: str | None) -> dict[str, Any]:
         row: dict[str, Any] = {"id": call.id, "name": call.name}

@@ -103,13 +103,13 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
     @handles(handlers, CallStarted)
     def _call_started(self, event: CallStarted) -> None:
         """Log the arguments; all else is logged at the end of the call."""
-        log = self._logger()
-        turn = event.turn
         call = event.call
         if self.content:
-            log.info("call_started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
-        elif log.enabled_for(logging.DEBUG):
-            log.debug("call_started", turn=turn, call_id=call.id, tool=call.name)
+            log = self._logger()
+            log.info("call_started", turn=event.turn, call_id=call.id, tool=call.name, arguments=call.arguments)
+        elif Log.enabled_for(logging.DEBUG):
+            log = self._logger()
+            log.debug("call_started", turn=event.turn, call_id=call.id, tool=call.name)
 
     @handles(handlers, ContextChanged)
     def _context_changed(self, event: ContextChanged) -> None:
@@ -183,27 +183,29 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
     def _call_ended(self, event: CallEnded) -> None:
         call = event.call
         outcome = event.outcome
-        verdict = _verdict(outcome)
-        log = self._logger()
-        fields: dict[str, Any] = {}
+        level = "info"
+        more: dict[str, Any] = {}
         if self.content:
-            fields["result"] = outcome.text
+            more["result"] = outcome.text
         if type(outcome) is Failed:
-            say = log.warning
+            level = "warning"
         else:
-            say = log.info
             if outcome.cut_bytes:
-                fields["cut_bytes"] = outcome.cut_bytes
+                more["cut_bytes"] = outcome.cut_bytes
             if outcome.facts is not None:
-                fields |= outcome.facts.shown()
-        say(
+                more |= outcome.facts.shown()
+        log = self._logger()
+        log.write(
+            level,
             "call_ended",
-            turn=event.turn,
-            call_id=call.id,
-            tool=call.name,
-            seconds=round(event.seconds, 3),
-            outcome=verdict,
-            **fields,
+            {
+                "turn": event.turn,
+                "call_id": call.id,
+                "tool": call.name,
+                "seconds": round(event.seconds, 3),
+                "outcome": _verdict(outcome),
+                **more,
+            },
         )
 
 
@@ -248,8 +250,9 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         self._metrics.calls.of(tool, _verdict(event.outcome)).inc()
         self._metrics.call_seconds.of(tool).observe(event.seconds)
         self._of_model.calls += 1
-        if isinstance(event.outcome, Returned) and event.outcome.facts is not None:
-            self._count_facts(tool, event.outcome.facts)
+        outcome = event.outcome
+        if type(outcome) is Returned and outcome.facts is not None:
+            self._count_facts(tool, outcome.facts)
 
     def _count_facts(self, tool: str, facts: ResultFacts) -> None:
         if facts.nano:
@@ -295,7 +298,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
             by = last.by
             if event.usage is last.usage or event.turn_usages == (last.usage,):  # the sum of one turn
                 counts = last.counts
-        if len(self._answers) > 1 and any(answer.by != by for answer in self._answers):
+        if len(self._answers) > 1 and any(answer.by is not by and answer.by != by for answer in self._answers):
             self._spend_by_turn()
             return
         if counts is None:
