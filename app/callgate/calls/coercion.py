@@ -26,7 +26,7 @@ def coerce(
     null. With `undeclared_json`, a string that is JSON is parsed where the schema declares no type.
     """
     properties = parameters.get("properties")
-    if not isinstance(properties, Mapping):
+    if type(properties) is not dict and not isinstance(properties, Mapping):
         properties = {}
     changed: dict[str, Any] = {}
     for name, value in arguments.items():
@@ -45,7 +45,7 @@ def coerce(
 def _as_declared(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     """Return the value with its strings converted, `depth` levels down; the same one if there is nothing to convert."""
     if isinstance(value, str):
-        if isinstance(schema, Mapping) and schema.get("type") == "string":
+        if type(schema) is dict and schema.get("type") == "string":  # as nearly all of them
             return value
         types = _types(schema, root, MAX_NESTING)
         if types is None:

@@ -120,6 +120,8 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
 
 
 def _findings(call: FoundCall, tool_name: ToolName, *, is_repaired: bool, is_coerced: bool) -> tuple[Finding, ...]:
+    if not (call.unwrapped or tool_name.repaired or is_repaired or is_coerced):
+        return call.findings
     noticed = list(call.findings)
     if call.unwrapped:
         noticed.append(Finding.PARALLEL_UNWRAPPED)
@@ -239,6 +241,8 @@ def _was_cut(call: FoundCall, arguments: Arguments, tool: OfferedTool, *, being_
     and the body broke off, more may have followed. At the length limit some servers close the brackets of a cut object;
     then only missing properties show that it was cut.
     """
+    if call.ended and not being_written:
+        return None
     value = arguments.value
     declared = tool.parameters.get("properties")
     if not call.ended:

@@ -74,8 +74,10 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         return {"role": "tool", "tool_call_id": id, "content": text}
 
     def _images(self, outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+        if not self.sees_images:
+            return []
         images = [image for outcome in outcomes if type(outcome) is not Failed for image in outcome.images]
-        if not images or not self.sees_images:
+        if not images:
             return []
         # Tool messages take text only, so images follow in a user message.
         parts: list[dict[str, Any]] = [{"type": "text", "text": IMAGES}]

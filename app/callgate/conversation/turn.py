@@ -97,12 +97,13 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
         message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
-        # Audio goes back by its id; the provider keeps the data.
-        message |= {
-            name: ({"id": value["id"]} if name == "audio" and isinstance(value, dict) and "id" in value else value)
-            for name, value in self.extra_fields.items()
-            if name not in message
-        }
+        if self.extra_fields:
+            # Audio goes back by its id; the provider keeps the data.
+            message |= {
+                name: ({"id": value["id"]} if name == "audio" and isinstance(value, dict) and "id" in value else value)
+                for name, value in self.extra_fields.items()
+                if name not in message
+            }
         if ITEMS in message:
             message[ITEMS] = without_run_by_provider(message[ITEMS])
         if self.calls:

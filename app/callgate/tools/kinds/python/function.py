@@ -36,6 +36,9 @@ from callgate.tools.kinds.python.threads import NoThreadLeft, ThreadPool
 from callgate.tools.results import Unwritable, returned
 from callgate.untrusted.pydantic_readers import check_model
 
+_CONTEXT = "context"
+"""Stands for the context of a call among the fields of a model, which are `p0`, `p1`, …"""
+
 log = structlog.get_logger("callgate.tools")
 
 
@@ -134,7 +137,11 @@ class PythonFunction:
     async def _outcome(self, args: list[Any], kwargs: dict[str, Any], call_context: CallContext) -> Outcome:
         cancelled_before = times_cancelled()
         try:
-            return returned(await self._call(args, kwargs), call_context.max_bytes)
+            if self.is_async:
+                value = await self._function(*args, **kwargs)
+            else:
+                value = await self._in_thread(args, kwargs)
+            return returned(value, call_context.max_bytes)
         except ToolError as error:
             return Failed(str(error), error.kind)
         except NoThreadLeft as error:
@@ -157,9 +164,7 @@ class PythonFunction:
         """Log where a tool raised, for its author. Without arguments."""
         log.warning("tool_raised", tool=self.name, where=raised_at(error), exc_info=error)
 
-    async def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if self.is_async:
-            return await self._function(*args, **kwargs)
+    async def _in_thread(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         value = await self._threads.run(lambda: self._function(*args, **kwargs))
         if inspect.isawaitable(value):
             return await value
@@ -194,12 +199,15 @@ class _Signature:
             raise NotATool(f"{self._name} is a generator; a tool returns its result in one piece")
         self.description, explained = read_docstring(inspect.getdoc(function) or "")
         self.context: str | None = None
-        self._parameters: list[tuple[str, inspect.Parameter]] = []
+        self._by_position: list[str] = []
+        """The fields of the model whose values are passed in their order."""
+        self._by_name: list[tuple[str, str]] = []
+        """The parameters that are passed by name, each with its field."""
         fields: dict[str, Any] = {}
         for parameter, hint in _parameters(function, self._name):
             if hint is Context:
                 self.context = parameter.name
-                self._parameters.append(("", parameter))
+                self._take(parameter, _CONTEXT)
                 continue
             place = f"p{len(fields)}"  # a parameter's name may be reserved in pydantic models
             parameter_text = explained.get(parameter.name)
@@ -212,7 +220,7 @@ class _Signature:
                 fields[place] = (Annotated[hint, Field(alias=parameter.name, description=parameter_text)], default)
             else:
                 fields[place] = (Annotated[hint, Field(alias=parameter.name)], default)
-            self._parameters.append((place, parameter))
+            self._take(parameter, place)
         self._model = _model(self._name, fields)
         try:
             schema = self._model.model_json_schema(by_alias=True, schema_generator=_WithoutTitles)
@@ -223,16 +231,18 @@ class _Signature:
         schema.setdefault("properties", {})
         self.schema = schema
 
+    def _take(self, parameter: inspect.Parameter, place: str) -> None:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            self._by_name.append((parameter.name, place))
+        else:
+            self._by_position.append(place)
+
     def bind(self, arguments: Mapping[str, Any], context: Context | None) -> tuple[list[Any], dict[str, Any]]:
-        values = check_model(self._model, arguments, by_alias=True)
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for place, parameter in self._parameters:
-            value = getattr(values, place) if place else context
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                kwargs[parameter.name] = value
-            else:
-                args.append(value)
+        values = vars(check_model(self._model, arguments, by_alias=True))
+        if self.context is not None:
+            values = {**values, _CONTEXT: context}
+        args = [values[place] for place in self._by_position]
+        kwargs = {name: values[place] for name, place in self._by_name}
         return args, kwargs
 
 
