@@ -19,6 +19,7 @@ from callgate.application import create_app
 from callgate.calls.unseen import is_unseen
 from callgate.commands import app as command_line
 from callgate.config.load import load
+from tests.chaos.scale import dealt
 from tests.e2e.test_every_route import routes
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml
@@ -220,10 +221,12 @@ async def test_no_route_and_no_command_shows_what_was_planted(tmp_path: Path) ->
     async with planted(tmp_path) as (child, client, file, provider):
         listed = routes(create_app(load(file, environ={**os.environ, **PLANTED}).config))
         answers: dict[str, str] = {}
-        for method, path in listed:
+        for place, (method, path) in enumerate(listed):
             if method not in ("GET", "POST", "PATCH", "DELETE") or path == "/v1/feed":
                 continue
-            for number, body in enumerate(bodies(path) if method == "POST" else [{}]):
+            asked = [*enumerate(bodies(path) if method == "POST" else [{}])]
+            is_twin = (method, f"/v1{path}") in listed
+            for number, body in dealt(asked, 5, place) if is_twin and len(asked) > 1 else asked:
                 answer = await client.request(method, path, json=body if method in ("POST", "PATCH") else None)
                 answers[f"{method} {path} {number}"] = f"{answer.headers}\n{answer.text}"
         runs = (await client.get("/v1/runs?count=100")).json()["data"]
