@@ -194,6 +194,7 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
                 more["cut_bytes"] = outcome.cut_bytes
             if outcome.facts is not None:
                 more |= outcome.facts.shown()
+        verdict = _verdict(outcome)
         log = self._logger()
         log.write(
             level,
@@ -203,7 +204,7 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
                 "call_id": call.id,
                 "tool": call.name,
                 "seconds": round(event.seconds, 3),
-                "outcome": _verdict(outcome),
+                "outcome": verdict,
                 **more,
             },
         )
