@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from tests.harness.environment import AGENTS, CLAUDE_CODE, QWEN_CODE, Environment
 from tests.harness.process import output_of
 
-PATIENCE = 90.0
+PATIENCE = 240.0
 MODEL = "m"
 KEY = "k"
 Event: TypeAlias = dict[str, Any]
