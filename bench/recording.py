@@ -10,6 +10,7 @@ and says how far the others are to be trusted.
     python bench/recording.py "tool turn, runs: all"    one row
     python bench/recording.py --count      instructions alone, some seconds on any machine
     python bench/recording.py --check      fails beyond what is allowed
+    python bench/recording.py --keyless    as one person serves it: no keys, no file, texts in memory
 """
 
 import argparse
@@ -28,6 +29,7 @@ sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 
 from bench import wire
 from bench.inside import Measured, instructions
+from bench.instructions import change
 from bench.served import KEY, configured, folder, free_port
 from bench.works import CHUNKS, DONE, WORKS, Work, question
 from callgate.api import endpoint, recording
@@ -65,12 +67,16 @@ COMPARED = (
     Compared("tool turn, runs: all", "tool turn", OFF, ALL, 1.10),
     Compared("tool turn, streamed", "tool turn, streamed", OFF, ALL, 1.10),
     Compared("tool turn, content: on", "tool turn", OFF, WITH_CONTENT),
+    Compared("small, read", "small, read", OFF, ALL),
     Compared("small, passed on, as it is set", "small, passed on", OFF, ALL, 1.01),
     Compared("small, passed on, all recorded", "small, passed on", OFF, RecordPolicy(passed="all")),
     Compared("50 chunks, their run recorded", "paced chunk, read", OFF, ALL),
 )
 AGAIN = Work("100 chunks", question("tools", "paced, and again", stream=True), expect=DONE)
-COUNTED = (*(work for work in WORKS if work.name in {"tool turn", "small, passed on", "paced chunk, read"}), AGAIN)
+COUNTED = (
+    *(work for work in WORKS if work.name in {"tool turn", "small, read", "small, passed on", "paced chunk, read"}),
+    AGAIN,
+)
 
 
 class NoRecorder:
@@ -95,7 +101,7 @@ class Found:
         return 2 * statistics.stdev(self.more) / len(self.more) ** 0.5 if len(self.more) > 1 else float("inf")
 
 
-def inside(rounds: int, chosen: list[Compared]) -> int:
+def inside(rounds: int, chosen: list[Compared], *, keyless: bool) -> int:
     """Serve, and measure from inside."""
     found: dict[str, tuple[float, list[float]]] = {}
     counted: dict[str, list[int]] = {}
@@ -113,7 +119,10 @@ def inside(rounds: int, chosen: list[Compared]) -> int:
     wire.Model.pace = wire.Pace()
     with folder() as directory:
         sys.path.insert(0, str(directory))
-        loaded = load(configured(directory, free_port(), model))
+        config = configured(directory, free_port(), model)
+        if keyless:
+            change(config, [{"keys": None, "data_dir": None}])
+        loaded = load(config)
 
         async def look() -> None:
             for compared in chosen:
@@ -173,12 +182,13 @@ async def slice_of(manager: RuntimeManager, clients: wire.Clients, times: int, p
     return time.process_time() - began
 
 
-def main(rounds: int, chosen: list[Compared], *, check: bool) -> int:
+def main(rounds: int, chosen: list[Compared], *, check: bool, keyless: bool) -> int:
     ran = subprocess.run(
         [
             *(sys.executable, __file__, "--inside", "--rounds", str(rounds)),
             *(compared.name for compared in chosen),
             *(() if chosen else ("--count",)),
+            *(("--keyless",) if keyless else ()),
         ],
         capture_output=True,
         check=False,
@@ -218,9 +228,12 @@ if __name__ == "__main__":
     reader.add_argument("--rounds", type=int, default=ROUNDS)
     reader.add_argument("--count", action="store_true")
     reader.add_argument("--check", action="store_true")
+    reader.add_argument("--keyless", action="store_true")
     reader.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     reader.add_argument("names", nargs="*", help="of the rows; all where none is named")
     given = reader.parse_args()
     named = [compared for compared in COMPARED if compared.name in given.names]
     rows = [] if given.count else named or list(COMPARED)
-    sys.exit(inside(given.rounds, rows) if given.inside else main(given.rounds, rows, check=given.check))
+    if given.inside:
+        sys.exit(inside(given.rounds, rows, keyless=given.keyless))
+    sys.exit(main(given.rounds, rows, check=given.check, keyless=given.keyless))
