@@ -226,7 +226,8 @@ class Runtime:
             if not route.may_offer_tools or self.offered.all() is remembered[2]:
                 return route
         route = self.choose(model, caller)
-        if not route.warnings and len(model) <= REMEMBERED_CHARS:
+        is_few = not route.may_offer_tools or route.name == model  # clients choose the names that a wildcard stands for
+        if is_few and not route.warnings and len(model) <= REMEMBERED_CHARS:
             if len(self._plain_routes) >= REMEMBERED_ROUTES:
                 self._plain_routes.clear()
             self._plain_routes[model, caller.name] = (caller, route, self._routed_tools)
