@@ -724,12 +724,16 @@ _ONCE = tuple(
 """Names that occur once in a chunk with one call, whatever its arguments hold: quotes inside them are escaped. Beside each of them,
 how it is written as a value, which is no name: `"finish_reason": "tool_calls"`, `"type": "function"`."""
 
+_NAMES = tuple(name for name, _, _ in _ONCE)
+
 
 def _may_have_duplicates(text: bytes) -> bool:
     """True if a text has to be parsed to find out: with several calls or choices these names are repeated as well."""
     if text.count(b'"finish_reason"') > 1 or text.count(b'"error"') > 1:
         return True
     if text.find(b'"tool_calls"') < 0 and text.find(b'"function_call"') < 0:  # `in` takes twice as long
+        return False
+    if max(map(text.count, _NAMES)) <= 1:  # as in most chunks
         return False
     for name, value, spaced_value in _ONCE:
         times = text.count(name)
