@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from callgate.models.providers import DEFAULT, ROWS, provider_named
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedProvider:
+class OfferedProvider(msgspec.Struct, frozen=True):
     """A provider, for configs written by `callgate init` and `serve --model`."""
 
     title: str

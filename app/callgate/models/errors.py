@@ -12,9 +12,11 @@ import email.utils
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
+from msgspec.structs import replace
 
 from callgate.calls.json_text import sound_text
 from callgate.conversation.errors import ChatError
@@ -67,8 +69,7 @@ class UpstreamError(ChatError):
         """The HTTP status of the provider's answer; 0 where there was none."""
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorBody:
+class ErrorBody(msgspec.Struct, frozen=True):
     """A provider's error, read from any of the known formats; the fields are not redacted yet."""
 
     message: str = ""

@@ -7,10 +7,12 @@ only while opening, or when it does not end in time.
 import asyncio
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+from msgspec.structs import replace
 
 from callgate.http.backoff import full_jitter
 from callgate.tools.concurrency import times_cancelled
@@ -33,8 +35,7 @@ class SourceState(StrEnum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceStatus:
+class SourceStatus(msgspec.Struct, frozen=True):
     """The state of a source."""
 
     name: str
