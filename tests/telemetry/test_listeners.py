@@ -111,6 +111,19 @@ def test_findings_are_logged_once_a_turn_with_the_run_and_what_the_model_claimed
     }
 
 
+def test_a_word_of_another_vendor_is_logged_only_beside_other_findings():
+    with capture_logs() as lines:
+        listener = LogListener(_run_id="run_1", content=False)
+        listener.handle(TurnEnded(0, account(findings=[Finding.NONSTANDARD_FINISH_REASON])))
+        listener.handle(
+            TurnEnded(1, account(findings=[Finding.NONSTANDARD_FINISH_REASON, Finding.FINISH_WITHOUT_TOOL_CALLS]))
+        )
+
+    assert [(line["turn"], line["findings"]) for line in lines] == [
+        (1, ["nonstandard_finish_reason", "finish_without_tool_calls"])
+    ]
+
+
 def test_a_call_is_logged_when_it_starts_and_when_it_ends():
     lines = [line for line in logged() if line["event"].startswith("call_")]
 

@@ -146,7 +146,7 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
                 count=len(answer.not_run),
             )
         findings = _findings(answer)
-        if not findings and not answer.broken:
+        if not answer.broken and _ORDINARY.issuperset(findings):
             return
         broken = [{"call_id": call.id, "tool": call.name, "flaw": str(call.flaw)} for call in answer.broken]
         if self.content:
@@ -405,6 +405,10 @@ class OnlyAnswers:
         counting = self._metrics_listener(_of_model=self._of_model(model_name, account))
         self._counting[model_name, account] = counting
         return counting
+
+
+_ORDINARY = frozenset({Finding.NONSTANDARD_FINISH_REASON})
+"""Findings that each answer of some vendors has, such as `end_turn` of Claude: counted, and alone not worth a warning."""
 
 
 def _findings(answer: TurnAccount) -> Sequence[Finding]:
