@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
 from callgate.http.connection import ClientConnection
 from callgate.server.connection import ServerConnection
@@ -272,3 +273,49 @@ async def test_clients_that_leave_while_tools_run_leave_nothing_to_collect(
             for _ in range(REQUESTS):
                 await leave()
     assert not garbage.of_every_request
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+LARGE = "x" * 20_000
+ANN = "cg-ann"
+KEYS = {
+    "auth": "keys",
+    "keys": [{"name": "ann", "hash": hash_key(ANN), "requests_per_minute": 1, "models": ["m", "busy", "broken"]}],
+}
+UNLIMITED = {"auth": "keys", "keys": [{"name": "ann", "hash": hash_key(ANN), "models": ["m"]}]}
+AS_ANN = {"authorization": f"Bearer {ANN}"}
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], int]] = {
+    "a foreign page": ({}, {}, {"origin": "https://evil.example"}, 403),
+    "no key": (KEYS, {}, {}, 401),
+    "an unknown key": (KEYS, {}, {"authorization": "Bearer cg-none"}, 401),
+    "beyond its limit": (KEYS, {}, AS_ANN, 429),
+    "a model that is not the key's": (UNLIMITED, {"model": "busy"}, AS_ANN, 404),
+    "an unknown model": ({}, {"model": "none"}, {}, 404),
+    "a wrong type": ({}, {"stream": "maybe"}, {}, 400),
+    "too large": ({"limits": {"body_bytes": 10_000}}, {}, {}, 413),
+    "busy": ({}, {"model": "busy"}, {}, 429),
+    "broken": ({}, {"model": "broken"}, {}, 502),
+    "broken, with tools": ({"tools": ("echo",)}, {"model": "broken"}, {}, 502),
+}
+PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("case", REFUSED)
+async def test_what_is_refused_leaves_nothing_to_collect(upstream: Upstream, case: str, path: str) -> None:
+    """An error holds the frames that it went through, and what they hold. A frame that still names it would be a ring."""
+    sections, fields, headers, status = REFUSED[case]
+    upstream.script("m", answers)
+    upstream.script("busy", lambda _: Reply(status=429, body={"error": {"message": "slow down"}}))
+    upstream.script("broken", lambda _: Reply(status=500, body={"error": {"message": "no"}}))
+    messages = [{"role": "user", "content": LARGE}]
+    body = {"model": "m", "max_tokens": 9, "input" if path.endswith("responses") else "messages": messages} | fields
+    config = make_config(upstream.url, models=("m", "busy", "broken"), upstream={"retries": 0}, **sections)
+    async with serve(create_app(config)) as url:
+        await raw_post(url, body, path, headers)
+        with Garbage() as garbage:
+            statuses = {(await raw_post(url, body, path, headers)).status for _ in range(REQUESTS)}
+    assert statuses == {status}
+    assert not garbage.of_every_request
+    assert garbage.byte_count < 10_000 * REQUESTS

@@ -237,7 +237,8 @@ class Middleware:
                 ) as context.place:
                     await inner(scope, receive, send_marked)
         except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
-            await self._refuse(as_chat_error(failure), context, send_marked, scope)
+            # Without the frames it went through: one that still names it would be in a cycle with it.
+            await self._refuse(as_chat_error(failure).with_traceback(None), context, send_marked, scope)
         except asyncio.CancelledError:
             # Only the server cancels a whole request, at the end of the drain.
             await self._refuse(shutting_down(), context, send_marked, scope)
