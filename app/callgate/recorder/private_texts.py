@@ -14,7 +14,7 @@ from callgate.records.policy import RecordPolicy
 from callgate.records.row import RECORDED_TEXT, Kept, RunRow, wire_turn
 from callgate.untrusted.doors import TooMuch, open_text
 from callgate.untrusted.messagepack import pack_written_here
-from callgate.untrusted.readers import read_shape, read_value
+from callgate.untrusted.readers import json_reader, read_shape, read_value
 
 QUESTION_CHARACTERS: Final = 200
 """The kept length of the question in a list of runs."""
@@ -30,6 +30,13 @@ class UnwrittenRequest(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         return written_request(self.body())
+
+    def question_text(self) -> str:
+        """Return what `question_in` finds in its text, without writing that."""
+        try:
+            return _question_of(_read_messages(self.body()["messages"]))
+        except msgspec.DecodeError:
+            return ""
 
 
 def written_request(body: Mapping[str, Any]) -> str:
@@ -68,9 +75,11 @@ class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
         return shown_question(self._question_text(), self.mask)
 
     def _question_text(self) -> str:
-        if self.question_text is None:
-            return question_in(self.all_texts())
-        return self.question_text
+        if self.question_text is not None:
+            return self.question_text
+        if self.request is not None:
+            return self.request.question_text()
+        return question_in(self.texts)
 
     def all_texts(self) -> Mapping[str, str]:
         """Return the texts as they came."""
@@ -162,11 +171,15 @@ def question_in(texts: Mapping[str, str]) -> str:
     there is none."""
     try:
         request = read_shape(open_text(texts.get("request", "{}"), RECORDED_TEXT), _RequestText)
-        for message in reversed(request.messages):
-            if message.role == "user" and (text := _text_in(read_value(message.content))):
-                return text[: QUESTION_CHARACTERS + MASKED_BEYOND]
+        return _question_of(request.messages)
     except (TooMuch, msgspec.DecodeError):
         return ""
+
+
+def _question_of(messages: "Sequence[_MessageText]") -> str:
+    for message in reversed(messages):
+        if message.role == "user" and (text := _text_in(read_value(message.content))):
+            return text[: QUESTION_CHARACTERS + MASKED_BEYOND]
     return ""
 
 
@@ -195,3 +208,6 @@ class _MessageText(msgspec.Struct):
 
 class _RequestText(msgspec.Struct):
     messages: list[_MessageText] = []
+
+
+_read_messages: Final = json_reader(list[_MessageText])

@@ -17,7 +17,7 @@ from callgate.config.redaction import Redactor
 from callgate.config.schema.whole import Config
 from callgate.recorder import newest_runs, recording
 from callgate.recorder.ended_run import EndedRun
-from callgate.recorder.private_texts import PrivateTexts
+from callgate.recorder.private_texts import PrivateTexts, UnwrittenRequest, question_in
 from callgate.recorder.store import FILE
 from callgate.records.policy import RecordPolicy
 from callgate.records.row import RunRow
@@ -360,6 +360,24 @@ async def test_their_memory_is_bounded_and_the_runs_stay(upstream: Upstream, mon
     assert (older["kept"], older["content"], older["question"]) == ("aged_out", {}, "planted question")
     assert newer["kept"] in {"memory", "aged_out"}
     assert {row["id"] for row in rows} == {first, second}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        b"[]",
+        b'[{"role":"user","content":"why?"}]',
+        b'[{"role":"user","content":"why?"},{"role":"assistant","content":"so"},{"role":"user","content":" "}]',
+        b'[{"role":"user","content":[{"type":"text","text":"first"},{"type":"text","text":"last"},{"type":"image_url"}]}]',
+        b'[{"role":"user","content":null},{"content":"nobody\'s"},{"role":"tool","content":"5"}]',
+        b'[{"role":"user","content":"half of a pair: \\ud800"}]',
+        b'[{"role":"user","content":"' + b"long " * 1000 + b'"}]',
+    ],
+)
+def test_a_question_is_found_without_writing_the_request_down(messages: bytes) -> None:
+    request = UnwrittenRequest(lambda: {"model": "m", "messages": msgspec.Raw(messages)}, len(messages))
+
+    assert request.question_text() == question_in({"request": request.text()})
 
 
 async def test_an_operator_can_have_texts_kept_from_now_on(upstream: Upstream, tmp_path: Path) -> None:
