@@ -1,7 +1,6 @@
 """`callgate init`: what it writes from flags, from questions, and from what it finds, is a config that `check` passes."""
 
 import asyncio
-import dataclasses
 import json
 import os
 import pty
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
@@ -52,7 +52,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     for each in providers.PROVIDERS.values():
         monkeypatch.delenv(each.key or "NONE", raising=False)
-    ports = {name: dataclasses.replace(it, port=it.port and 1) for name, it in providers.PROVIDERS.items()}
+    ports = {name: msgspec.structs.replace(it, port=it.port and 1) for name, it in providers.PROVIDERS.items()}
     monkeypatch.setattr(found, "PROVIDERS", ports)
     return folder
 
@@ -101,8 +101,8 @@ def test_a_key_that_is_not_set_is_the_next_thing_to_do():
 async def test_local_servers_are_found_with_their_models(upstream: Upstream, monkeypatch):
     upstream.script("qwen3", [])
     upstream.script("nomic-embed-text", [])
-    ports = {name: dataclasses.replace(it, port=1) for name, it in providers.PROVIDERS.items() if it.port}
-    ports["ollama"] = dataclasses.replace(ports["ollama"], port=upstream.port)
+    ports = {name: msgspec.structs.replace(it, port=1) for name, it in providers.PROVIDERS.items() if it.port}
+    ports["ollama"] = msgspec.structs.replace(ports["ollama"], port=upstream.port)
     monkeypatch.setattr(found, "PROVIDERS", ports)
     result = await asyncio.to_thread(init, "--yes")
     assert result.exit_code == 0, result.output

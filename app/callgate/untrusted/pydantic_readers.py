@@ -22,6 +22,11 @@ def read_as(adapter: TypeAdapter[T], text: Text) -> T:
     return adapter.validate_json(text, by_name=False)
 
 
+def check_as(adapter: TypeAdapter[T], value: Any, context: Any = None) -> T:
+    """Make a value of a type of what a reader has read. Raises `ValidationError`."""
+    return adapter.validate_python(value, context=context)
+
+
 def check_model(model: type[M], values: Any, **options: Any) -> M:
     """Make a model of what a reader has read. Raises `ValidationError`."""
     return model.model_validate(values, **options)

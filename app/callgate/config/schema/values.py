@@ -21,6 +21,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from callgate.untrusted.pydantic_readers import check_as
+
 
 class Section(BaseModel):
     """A block of the file. Unknown keys are errors, and values are immutable."""
@@ -49,7 +51,7 @@ class _Late:
         self._adapter: TypeAdapter[Any] | None = None
 
     def __call__(self, value: Any, info: ValidationInfo) -> Any:
-        return self.adapter().validate_python(value, context=info.context)
+        return check_as(self.adapter(), value, info.context)
 
     def adapter(self) -> TypeAdapter[Any]:
         if self._adapter is None:

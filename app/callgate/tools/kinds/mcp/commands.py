@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import threading
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -148,13 +149,18 @@ async def _logged_in(
         begun = await logins.begin(name, identity, back.redirect_uri, scopes)
         say(f"Log in to {name} at {in_a_line(begun.issuer)}:\n\n{begun.address}\n")
         if not paste:
-            import webbrowser  # starts the program without a shell
-
-            webbrowser.open(begun.address)
+            _show(begun.address)
         done = await logins.finish(begun.state, await back.came_back(begun.state), browser=begun.browser)
         back.say_end(is_logged_in=True)
     about = f", scopes {in_a_line(' '.join(done.scopes))}" if done.scopes else ""
     say(f"logged in to {name} at {in_a_line(done.issuer)}{about}")
+
+
+def _show(address: str) -> None:
+    """Open a browser. Beside the event loop, which answers it when it comes back: some browsers run until they are closed."""
+    import webbrowser  # starts the program without a shell
+
+    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 async def _logged_out(loaded: "Loaded", name: str, identity: "Identity") -> bool:
