@@ -144,7 +144,10 @@ def test_the_usual_listeners_wait_for_nothing_before_the_end_of_a_turn() -> None
 
 
 async def seen(
-    sections: Mapping[str, Any], cases: Sequence[Case] = tuple(CASES), tools: Sequence[str] = ()
+    sections: Mapping[str, Any],
+    cases: Sequence[Case] = tuple(CASES),
+    tools: Sequence[str] = (),
+    path: str = "/v1/chat/completions",
 ) -> dict[str, Any]:
     """Return what anybody sees of each case: its client, its provider, and who reads the log, the runs or the metrics."""
     seen_of: dict[str, Any] = {}
@@ -161,10 +164,10 @@ async def seen(
         client = await stack.enter_async_context(http_client(url))
         for case in cases:
             log.clear()
-            body = {**hello(case.name), **case.body}
+            body = {**hello(case.name, path), **case.body}
             answers = []
             for _ in case.serves:
-                answered = await client.post("/v1/chat/completions", json=body, headers=case.headers)
+                answered = await client.post(path, json=body, headers=case.headers)
                 answers.append((answered.status_code, dict(answered.headers), answered.text))
             asked = [(request.headers, request.raw) for request in providers[case.name].requests]
             seen_of[case.name] = steady([answers, asked, log])
@@ -201,16 +204,23 @@ async def seen_of_leaving(monkeypatch: pytest.MonkeyPatch | None = None) -> tupl
     ]
 
 
-def hello(model: str = "m") -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+def hello(model: str = "m", path: str = "/v1/chat/completions") -> dict[str, Any]:
+    if path.endswith("responses"):
+        return {"model": model, "input": "hi"}
+    question = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+    if path.endswith("messages"):
+        return {**question, "max_tokens": 9}
+    return question
 
 
 TIMES_OF_METRICS = re.compile("_created|cooldown|_seconds_(sum|bucket)")
 CHANGES = frozenset(
     {"ms", "seconds", "first_seconds", "began", "created_at", "at", "ended", "date", "waited", "wait", "content-length"}
 )
-_NAMES = re.compile(r"(run|req|chatcmpl|call|appr)[_-][0-9a-z]{8,}|127\.0\.0\.1:\d+|-[0-9a-f]{16}-0[01]")
-_SECONDS = re.compile(r'"(?:ms|seconds|first_seconds|created|waited_ms|s|at)":\s*[\d.]+')
+_NAMES = re.compile(
+    r"(run|req|chatcmpl|call|appr|msg|resp|rs|mcpl)[_-][0-9a-z]{8,}|127\.0\.0\.1:\d+|-[0-9a-f]{16}-0[01]"
+)
+_SECONDS = re.compile(r'"(?:ms|seconds|first_seconds|created|created_at|completed_at|waited_ms|s|at)":\s*[\d.]+')
 
 
 def steady(value: Any) -> Any:

@@ -113,20 +113,36 @@ async def test_what_is_seen_of_an_answer_equals_what_the_loop_tells(
         assert fast[name] == told, name
 
 
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_what_is_seen_of_it_on_other_apis_is_what_the_loop_tells(
+    path: str, section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "full_jitter", lambda *_, **__: 0.0)
+    sections = SECTIONS[section]
+    cases = [case for case in (*CASES, *OF_TOOLS) if not case.body and (section == "usual" or case.name in FEW)]
+    fast = await seen(sections, cases, ["get_weather"], path)
+    monkeypatch.setattr(Conversation, "_is_plain", lambda conversation: False)
+    looped = await seen(sections, cases, ["get_weather"], path)
+    for name, told in looped.items():
+        assert fast[name] == told, name
+
+
 async def test_a_client_that_leaves_is_counted_and_logged_as_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passed, "make_config", lambda url: make_config(url, tools=["get_weather"]))
     assert await passed.seen_of_leaving() == (await passed.seen_of_leaving(monkeypatch))
 
 
-async def test_a_usual_answer_needs_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_usual_answer_needs_no_loop(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Conversation, "_chat")
     async with (
         raw_provider(whole(completion("Cold."))) as provider,
         serve(create_app(make_config(provider.url, tools=["get_weather"]))) as url,
         http_client(url) as client,
     ):
-        answered = (await client.post("/v1/chat/completions", json=hello())).json()
-    assert answered["choices"][0]["message"]["content"] == "Cold."
+        answered = await client.post(path, json=hello(path=path))
+    assert "Cold." in answered.text
     assert provider.requests[0].body["tools"][0]["function"]["name"] == "get_weather"
 
 

@@ -157,6 +157,10 @@ class RequestOrigin(msgspec.Struct, frozen=True):
     may_have_ids: bool = False
     """It may name objects of the operator's account at a provider."""
 
+    def has_past_calls(self) -> bool:
+        """Return whether calls in its history are put together with what is kept of them."""
+        return bool(self.hints or self.shown_calls or self.hosted_calls)
+
 
 OURS_IN_CHATS: Final = frozenset({"mcp"})
 OURS_IN_MESSAGES: Final = frozenset({"mcp_toolset"})

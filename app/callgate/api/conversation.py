@@ -104,7 +104,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     def answer(self, emit: EmitAny) -> Awaitable[None]:
         """Answer the request. Events of several choices are emitted as `ForChoice`."""
         if self._is_plain():
-            if self.recording is None and self._may_pass():
+            if self.recording is None and self.request.origin.original is None and self._may_pass():
                 return self._pass_fast(emit)
             if self._is_plainly_read():
                 return self._read_fast(emit)
@@ -126,7 +126,6 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             and self.replay is None
             and self.adds_servers is None
             and (request.tools is SAYS_NOTHING or (not request.tools.own_names and request.tools.hosted is None))
-            and request.origin.original is None
         )
 
     def _is_plainly_read(self) -> bool:
@@ -134,12 +133,13 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         request = self.request
         return (
             self.route.is_plainly_read
-            and request.tools is SAYS_NOTHING
-            and request.origin is ONLY_CHAT
+            and (request.tools is SAYS_NOTHING or request.tools == SAYS_NOTHING)
+            and (request.origin is ONLY_CHAT or not request.origin.has_past_calls())
+            and not self.lists
             and request.context is None
             and request.outline.stream_options is None
             and (self.route.entry.format_with_tools or "response_format" not in request.normalized)
-            and not self.delivery.every_event
+            and self.delivery.tool_events != "trace"
         )
 
     def _is_metered(self) -> bool:
@@ -208,6 +208,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             return
         self._prepare_aftermath()
         texts: TurnTexts | None = None
+        if self.delivery.every_event:
+            await emit(TurnStarted(0))
         if self.recording is not None:
             self.recording.note(0, TurnStarted(0))
             if self.recording.policy.content_bytes is not None:
@@ -218,6 +220,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             None,
             self.judged.params(),
             stream=False,
+            original=self.judged.original,
             leave_out=self.judged.leave_out,
         )
         answer: AnswerRead | BegunModel
@@ -243,6 +246,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         ending = chat_ended.ending
         self.runtime.only_answers.tell_read(turn_ended.answer, ending, self.route.name, account_of(self.caller))
         await emit(answer.output)
+        if self.delivery.every_event:
+            await emit(turn_ended)
         await emit(chat_ended)
         self._note_ending(ending)
 
