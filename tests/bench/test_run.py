@@ -35,9 +35,9 @@ def counted(monkeypatch):
 
 
 def test_another_api_may_cost_little_more_than_a_chat(baseline, counted, capsys):
-    counted["small message"] = 1500.0
+    counted["small message"] = 1700.0
     assert run.main("", write=False) == 1
-    assert "small message takes 1.50 times" in capsys.readouterr().out
+    assert "small message takes 1.70 times" in capsys.readouterr().out
 
 
 def test_what_costs_as_much_as_before_passes(baseline, counted):
