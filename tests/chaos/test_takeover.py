@@ -87,6 +87,16 @@ class Pair:
     marks: Path
     stack: contextlib.AsyncExitStack
     children: list[Child] = field(default_factory=list)
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Where the clients wait for their answers, by their labels."""
+
+    async def is_busy(self, place: int, upstream: Upstream) -> None:
+        """Wait until one has a run whose last turn is still to come, so that it is taken over from who fails now."""
+        while True:
+            turns = Counter(_label(record) for record in upstream.requests)
+            if any(at == place and 0 < turns[label] <= TURNS for label, at in self.waiting.items()):
+                return
+            await asyncio.sleep(0.005)
 
     async def begin(self, place: int | None = None) -> None:
         context = serving_command(self.config, environment={tools.MARKS: str(self.marks)})
@@ -182,6 +192,8 @@ async def _play(
         for number in range(KILLS if len(faults) == 1 else max(KILLS, len(faults))):
             await asyncio.sleep(chance.uniform(0.5, 1.5))
             place, fault = chance.randrange(2), faults[number % len(faults)]
+            if fault in {"kill", "sleep"}:
+                await pair.is_busy(place, upstream)
             failed_at.append((fault, time.time()))
             match fault:
                 case "kill":
@@ -280,7 +292,10 @@ async def _until_answered(pair: Pair, chance: random.Random, label: str) -> byte
     """Asked under a key of the label's own, at any of the proxies, until it is answered."""
     async with asyncio.timeout(120):
         while True:
-            answer = await _ask(chance.choice(pair.children).url, label)
+            place = chance.randrange(len(pair.children))
+            pair.waiting[label] = place
+            answer = await _ask(pair.children[place].url, label)
+            del pair.waiting[label]
             if answer is not None:
                 return answer
             await asyncio.sleep(0.05)
