@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from callgate.access.keys import mint_key
+from callgate.access.key_store import KeyStore
+from callgate.access.keys import KeyEntry, mint_key
 from callgate.application import create_app
 from callgate.callers.rights import Access
 from callgate.runtime.manager import RuntimeManager
@@ -19,6 +20,7 @@ from tests.harness import toolshed
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
+from tests.models.wire import Request, Wire, completion, raw_provider
 from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -117,6 +119,44 @@ async def test_a_background_run_ends_with_its_key_and_says_why(upstream: Upstrea
     assert runs[0]["error"] == "invalid_api_key"
     assert told["status"] == "failed"
     assert "no key any more" in told["error"]["message"]
+
+
+@pytest.mark.parametrize("is_reloaded", [False, True], ids=["in the key store", "by a reload"])
+async def test_no_call_is_run_for_a_key_that_ended_while_the_model_was_asked(is_reloaded: bool, tmp_path: Path) -> None:
+    toolshed.steps.clear()
+    was_asked = asyncio.Event()
+    is_revoked = asyncio.Event()
+    call = {"id": "call_1", "type": "function", "function": {"name": "step", "arguments": '{"label": "a"}'}}
+
+    async def answer_late(request: Request, wire: Wire) -> None:
+        was_asked.set()
+        await is_revoked.wait()
+        await wire.whole(completion("", "tool_calls", content=None, tool_calls=[call]))
+
+    async def say_done(request: Request, wire: Wire) -> None:
+        await wire.whole(completion("done"))
+
+    key, hash = mint_key()
+    boss = {"name": "boss", "hash": BOSS_HASH, "see": "all"}
+    with contextlib.closing(KeyStore(tmp_path)) as store:
+        store.add(KeyEntry("mallory", hash))
+        async with raw_provider(answer_late, say_done) as provider:
+            settings = make_config(provider.url, tools=["step"], auth="keys", keys=[boss], data_dir=str(tmp_path))
+            app = create_app(settings)
+            async with asyncio.timeout(30), serve(app) as url, http_client(url) as client:
+                by_mallory = {"Authorization": f"Bearer {key}"}
+                asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION, headers=by_mallory))
+                await was_asked.wait()
+                store.revoke("mallory")
+                if is_reloaded:
+                    await app.state.manager.apply(settings)
+                while (await client.get("/v1/models", headers=by_mallory)).status_code != 401:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)  # a server looks at the store now and then
+                is_revoked.set()
+                answer = await asking
+                [run] = (await client.get("/v1/runs", headers=BY_BOSS)).json()["data"]
+    assert (answer.status_code, toolshed.steps, len(provider.requests)) == (401, [], 1)
+    assert (run["turns"], run["error"]) == (1, "invalid_api_key")
 
 
 CALLS: dict[str, Callable[[Served], Any]] = {

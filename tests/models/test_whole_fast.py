@@ -1,14 +1,16 @@
 """A whole answer that is read at once, when all of it has come, is the one that is iterated, for every odd answer."""
 
+import asyncio
 import json
 
 import pytest
 from msgspec.structs import replace
 
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import ModelEvent
+from callgate.conversation.events import ModelEvent, TextDelta
 from callgate.conversation.preloaded_model import PreloadedAnswer
 from callgate.http.client import HttpClient
+from callgate.http.interface import Deadlines
 from callgate.models.direct.model import DirectModel, Endpoint, HttpRequest, whole_events_fast
 from callgate.untrusted.doors import SMALL
 from tests.models.wire import QUICK, SSE, asking, chunk, completion, raw_provider
@@ -137,6 +139,25 @@ async def test_usual_answers_are_read_at_once_and_leave_their_connection(way):
         async with model.send(asking(stream=False)) as answer:
             assert type(answer) is PreloadedAnswer
             assert sum(map(len, client._idle.values())) == 1
+    await client.close()
+
+
+@pytest.mark.parametrize("kind", [SSE, "text/plain"])
+async def test_a_stream_that_was_not_asked_for_ends_where_it_says_so(kind):
+    async def serve(request, wire):
+        body = streamed({"content": "a"})
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        await wire.send(head.encode() + b"%x\r\n%b\r\n" % (len(body), body))
+        await wire.peer_left()
+
+    client = HttpClient()
+    async with raw_provider(serve) as server:
+        deadlines = Deadlines(connect=30, first_byte=30, idle=1000, total=1000)
+        model = DirectModel("m", Endpoint(f"{server.url}/v1/chat/completions", "real-m"), client, deadlines)
+        async with asyncio.timeout(30):
+            events, failure, _ = await answered(model, asking(stream=False))
+    assert TextDelta("a") in events
+    assert failure is None
     await client.close()
 
 

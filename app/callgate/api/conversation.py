@@ -96,6 +96,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     guard: "RequestGuard | None" = None
     """The guardrails that look at it, where there are any."""
     _meter: RequestMeter | None = None
+    _generation: int | None = None
+    """That of the keys when the model was asked, where that was before its chat was set up."""
     adds_servers: Callable[["Conversation", Work, EmitAny], Awaitable[None]] | None = None
     """Does the work with the tools of the servers that the request names; None where it names none."""
     lists: Sequence[ToolsListed] = ()
@@ -133,6 +135,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         request = self.request
         return (
             self.route.is_plainly_read
+            and self.manager.current is self.runtime  # else its rights are asked first
             and (request.tools is SAYS_NOTHING or request.tools == SAYS_NOTHING)
             and (request.origin is ONLY_CHAT or not request.origin.has_past_calls())
             and not self.lists
@@ -223,6 +226,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             original=self.judged.original,
             leave_out=self.judged.leave_out,
         )
+        self._generation = self.runtime.access.last_generation()
         answer: AnswerRead | BegunModel
         try:
             answer = await read_answer_fast(asked, self.route.model, partial(self._emit_seldom, emit), texts)
@@ -487,7 +491,12 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         rights: RightsNow | None = None
         if self.route.server_tools is not None:
             capability = rights_of_chat(
-                self.manager, self.context, self.runtime, request.model, by_name=self.durable is not None
+                self.manager,
+                self.context,
+                self.runtime,
+                request.model,
+                by_name=self.durable is not None,
+                generation=self._generation,
             )
             model = RightfulModel(_model=model, _capability=capability)
             rights = capability.ask

@@ -168,11 +168,13 @@ def rights_of_chat(
     *,
     by_name: bool = False,
     check_caller: Callable[[Runtime, Caller], None] | None = None,
+    generation: int | None = None,
 ) -> Capability[ToolsNow | None]:
     """Return what a chat asks while it runs: it is given None as long as its caller may what it might when the chat began.
 
     `began_with`: the runtime of the chat. `model`: the one that it asks, None where no model is asked. `by_name`: the run is carried on
-    without its request, so that the name of its key counts. `check_caller`: what else its caller has to be allowed."""
+    without its request, so that the name of its key counts. `check_caller`: what else its caller has to be allowed. `generation`: that
+    of the keys when its model was asked, where it was asked already: what has changed since is noticed with the next question."""
     first_caller = context.caller
     assert first_caller is not None, "the middleware requires a caller here"
     capability = Capability(
@@ -181,10 +183,10 @@ def rights_of_chat(
         _caller=first_caller,
         _check=partial(_tools_of_chat, began_with, first_caller, model, check_caller),
         _runtime=began_with,
-        _generation=began_with.access.last_generation(),
+        _generation=began_with.access.last_generation() if generation is None else generation,
         _given=None,
     )
-    if manager.current is not began_with:
+    if generation is None and manager.current is not began_with:
         capability.ask()
     return capability
 

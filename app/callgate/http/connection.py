@@ -218,12 +218,14 @@ class ClientConnection(asyncio.Protocol):
 
     def is_coming(self, most: int) -> bool:
         """Return whether more of the body is to be waited for with `change` before it can be taken with `whole`: not of one that is
-        complete, that failed, or of which more than `most` bytes have come."""
+        complete, that failed, or of which more than `most` bytes have come, nor of one that begins as no JSON does: a stream of events
+        has its own end, and its connection may stay open behind it."""
         if self._state != _BODY or self._fault is not None or self._held > most:
             return False
-        if self._parts:
-            self._quiet = "idle"
-        return True
+        if not self._parts:
+            return True
+        self._quiet = "idle"
+        return self._parts[0].lstrip()[:1] in _JSON_BEGINS
 
     def whole(self) -> bytes | None:
         """Take the whole body, if all of it has come in order. Of any other nothing is taken: `chunks` has it, and its fault."""
@@ -464,6 +466,8 @@ _IDLE, _AWAITED, _BODY, _DRAINING, _COMPLETE = range(5)
 is complete."""
 _FINAL_STATUS = 200
 _STREAM = b"text/event-stream"
+_JSON_BEGINS = (b"", b"{", b"[")
+"""What a body of JSON begins with, behind its white space; nothing while that is all there is."""
 _ENCODING = b"content-encoding"
 _TRANSFER = b"transfer-encoding"
 _CHUNKED = b"chunked"

@@ -1,6 +1,7 @@
 """What was said in a run: masked and cut where it may be written, kept as it came where it stays in memory."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from sys import getsizeof
 from typing import Any, Final
 
@@ -31,12 +32,26 @@ class UnwrittenRequest(msgspec.Struct, frozen=True):
     def text(self) -> str:
         return written_request(self.body())
 
+    def detached(self) -> "UnwrittenRequest":
+        """Return the same without the rest of the client's body, of which it may be a small part."""
+        fields = {name: _detached(value) for name, value in self.body().items()}
+        return UnwrittenRequest(partial(dict, fields), self.bytes)
+
     def question_text(self) -> str:
         """Return what `question_in` finds in its text, without writing that."""
         try:
             return _question_of(_read_messages(self.body()["messages"]))
         except msgspec.DecodeError:
             return ""
+
+
+def _detached(value: Any) -> Any:
+    """Return a part of a request with bytes of its own."""
+    if type(value) is msgspec.Raw:
+        return value.copy()
+    if isinstance(value, list | tuple):
+        return [_detached(item) for item in value]
+    return value
 
 
 def written_request(body: Mapping[str, Any]) -> str:

@@ -246,6 +246,8 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         )
         if size > KEPT_AS_IT_CAME:
             return private.cut_now()
+        if private.request is not None:
+            private.request = private.request.detached()
         return private
 
 

@@ -1,6 +1,8 @@
 """Texts where the config does not say whether they are kept: in memory alone, and shown to whoever they are of."""
 
 import json
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +380,21 @@ def test_a_question_is_found_without_writing_the_request_down(messages: bytes) -
     request = UnwrittenRequest(lambda: {"model": "m", "messages": msgspec.Raw(messages)}, len(messages))
 
     assert request.question_text() == question_in({"request": request.text()})
+
+
+def test_a_request_that_is_kept_holds_nothing_else_of_its_body() -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":[{"a":1}]' + b" " * 10_000 + b"}"
+    referrers = sys.getrefcount(body)
+    run = recording.RunRecording(RunRow("run_1", 0.0), RecordPolicy(content_bytes=1000, private_to="alice"), str)
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    tools = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw])
+    run.keep_request(partial(dict, fields | {"tools": tools}), 100)
+    del fields, tools
+    ended, _ = run.encode()
+
+    assert sys.getrefcount(body) == referrers
+    assert ended.private is not None
+    assert json.loads(ended.private.all_texts()["request"]) == json.loads(body)
 
 
 async def test_an_operator_can_have_texts_kept_from_now_on(upstream: Upstream, tmp_path: Path) -> None:
