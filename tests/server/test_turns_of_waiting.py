@@ -1,17 +1,20 @@
 """Many connections at once: each is answered in its turn, and none is held back while others are answered over and over."""
 
 import asyncio
+import contextlib
 import gc
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import ClassVar
 
 import pytest
+import uvloop
 
 from bench import wire
 from bench.works import WORKS, Work
 from callgate.application import create_app
-from callgate.server.serve import GARBAGE_OBJECTS
+from callgate.server.serve import ACCEPTED_AT_ONCE, GARBAGE_OBJECTS, accepting_many
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 
@@ -114,3 +117,30 @@ async def test_as_many_connections_to_a_model_are_made_as_there_are_requests_at_
     async with wire.listening(WaitingModel) as model, asked_by(AT_ONCE, WORKS[0], model) as clients:
         await clients.ask(ROUNDS)
     assert WaitingModel.connections == AT_ONCE
+
+
+def test_many_connections_that_come_at_once_are_accepted_in_few_turns() -> None:
+    waiting = 64
+
+    async def turns_to_accept() -> int:
+        loop = asyncio.get_running_loop()
+        accepted: list[asyncio.Protocol] = []
+
+        def accept() -> asyncio.Protocol:
+            accepted.append(asyncio.Protocol())
+            return accepted[-1]
+
+        with socket.create_server(("127.0.0.1", 0), backlog=waiting) as listening, contextlib.ExitStack() as stack:
+            for _ in range(waiting):
+                stack.enter_context(socket.create_connection(listening.getsockname()))
+            servers = [await loop.create_server(accept, sock=each) for each in accepting_many([listening])]
+            turns = 0
+            while len(accepted) < waiting:
+                await asyncio.sleep(0)
+                turns += 1
+            for server in servers:
+                server.close()
+            return turns
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(turns_to_accept()) <= waiting // 2

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -48,6 +48,9 @@ YOUNG_COLLECTIONS = 2
 """Collections of the first generation to one of the second."""
 OLDER_COLLECTIONS = 20
 """Collections of the second generation to one of all objects."""
+ACCEPTED_AT_ONCE = 16
+"""Connections that are accepted in one turn of the event loop, of each address. uvloop accepts one for each socket that listens, so that
+the last of hundreds would wait for as many turns, in which those before them are answered over and over."""
 CUT_OFF = 4
 """The exit code when requests were still running at the end of the drain."""
 LOOK_SECONDS = 0.1
@@ -249,7 +252,7 @@ class DrainingServer(uvicorn.Server):
                 server.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        await super().startup(sockets=None if sockets is None else accepting_many(sockets))
         if self.started and (tools := self._tools_banner()):
             say(tools, err=True)
         # All objects so far stay alive. Excluding them from garbage collection saves pauses of tens of milliseconds.
@@ -284,6 +287,11 @@ class DrainingServer(uvicorn.Server):
         # Polled, as uvicorn does: there is no event for the end of its tasks and connections.
         while not is_done() and not self.force_exit and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
+
+
+def accepting_many(sockets: Sequence[socket.socket]) -> list[socket.socket]:
+    """Return the sockets that listen, each as often as connections are to be accepted in one turn."""
+    return [*sockets, *(listening.dup() for listening in sockets for _ in range(ACCEPTED_AT_ONCE - 1))]
 
 
 def _leave_no_later_than(seconds: float, code: int) -> None:
