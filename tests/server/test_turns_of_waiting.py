@@ -14,7 +14,7 @@ import uvloop
 from bench import wire
 from bench.works import WORKS, Work
 from callgate.application import create_app
-from callgate.server.serve import ACCEPTED_AT_ONCE, GARBAGE_OBJECTS, accepting_many
+from callgate.server.serve import GARBAGE_OBJECTS, accepting_many
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 
