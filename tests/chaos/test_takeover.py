@@ -90,7 +90,7 @@ class Pair:
     waiting: dict[str, int] = field(default_factory=dict)
     """Where the clients wait for their answers, by their labels."""
 
-    async def is_busy(self, place: int, upstream: Upstream) -> None:
+    async def until_busy(self, place: int, upstream: Upstream) -> None:
         """Wait until one has a run whose last turn is still to come, so that it is taken over from who fails now."""
         while True:
             turns = Counter(_label(record) for record in upstream.requests)
@@ -193,7 +193,7 @@ async def _play(
             await asyncio.sleep(chance.uniform(0.5, 1.5))
             place, fault = chance.randrange(2), faults[number % len(faults)]
             if fault in {"kill", "sleep"}:
-                await pair.is_busy(place, upstream)
+                await pair.until_busy(place, upstream)
             failed_at.append((fault, time.time()))
             match fault:
                 case "kill":

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.e2e.test_limits import served_with_keys
-from tests.guardrails.test_three_ways import CARD, READ, hook
+from tests.guardrails.test_three_ways import READ, hook
+from tests.harness.cards import CARD
 from tests.scripted_upstream import Reply, Upstream
 
 pytestmark = pytest.mark.anyio

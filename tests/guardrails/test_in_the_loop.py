@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_durable_runs import waiting_for_approval
-from tests.guardrails.test_three_ways import BLOCKS, CARD, MASKS, READ, asked, hook, text_in
+from tests.guardrails.test_three_ways import BLOCKS, MASKS, READ, asked, hook, text_in
 from tests.harness import toolshed
+from tests.harness.cards import CARD, shows_card
 from tests.harness.clients import http_client
 from tests.harness.configs import tool_entry
 from tests.harness.served import served
@@ -31,7 +32,7 @@ async def test_each_choice_is_judged(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text=f"one {CARD}"), Reply(text=f"two {CARD}")])
     async with served(upstream, guardrails=[hook(["answer"], MASKS)]) as url:
         answer = await asked(url, "chat", stream=stream, n=2)
-    assert "1111" not in answer.text
+    assert not shows_card(answer.text)
     assert answer.text.count("[CARD]") == 2 or stream
 
 
@@ -81,7 +82,7 @@ async def test_in_json_a_number_blocks_because_nothing_can_stand_for_it(upstream
     upstream.script("m", [Reply(text='{"a": 4111111111111111}')])
     async with served(upstream, guardrails=[hook(["answer"], MASKS)]) as url:
         answer = await asked(url, "chat", stream=stream, response_format={"type": "json_object"})
-    assert "4111" not in answer.text
+    assert not shows_card(answer.text)
     assert "content_filter" in answer.text
 
 
@@ -90,7 +91,7 @@ async def test_reasoning_is_judged_like_text(upstream: Upstream, stream: bool) -
     upstream.script("m", [Reply(reasoning=f"I think of {CARD}.", text="done")])
     async with served(upstream, guardrails=[hook(["answer"], MASKS)]) as url:
         answer = await asked(url, "chat", stream=stream)
-    assert "1111" not in answer.text
+    assert not shows_card(answer.text)
     assert "I think of [CARD]." in answer.text or stream
     assert text_in(answer, "chat", stream=stream) == "done"
 
@@ -104,14 +105,14 @@ async def test_arguments_of_a_clients_call_are_masked_or_the_call_is_not_handed_
     upstream.script("m", [Reply(calls=[call])])
     async with served(upstream, guardrails=[hook(["arguments"], MASKS)]) as url:
         masked = await asked(url, "chat", stream=stream, tools=[tool])
-    assert "1111" not in masked.text
+    assert not shows_card(masked.text)
     assert masked.text.count("[CARD]") == 4  # in the call, and shown in x_callgate
     upstream.script("m", [Reply(calls=[call]), Reply(text="then not")])
     async with served(upstream, guardrails=[hook(["arguments"])]) as url:
         blocked = await asked(url, "chat", stream=stream, tools=[tool])
     assert text_in(blocked, "chat", stream=stream) == "then not"
     assert '"name":"own"' not in blocked.text.replace(" ", "") or "x_callgate" in blocked.text
-    assert "1111" not in blocked.text
+    assert not shows_card(blocked.text)
 
 
 async def test_masked_arguments_go_through_the_gate_again(upstream: Upstream) -> None:
@@ -120,7 +121,7 @@ async def test_masked_arguments_go_through_the_gate_again(upstream: Upstream) ->
         answer = await asked(url, "chat", stream=False)
     [call] = answer.json()["x_callgate"]["turns"][0]["calls"]
     assert (call["verdict"], call["flaw"]) == ("broken", "schema_mismatch")
-    assert "1111" not in json.dumps(upstream.requests[1].body)
+    assert not shows_card(json.dumps(upstream.requests[1].body))
 
 
 async def test_who_approves_sees_what_runs(upstream: Upstream) -> None:
@@ -156,7 +157,7 @@ async def test_only_what_goes_on_is_recorded(upstream: Upstream, tmp_path: Path)
     ):
         answer = await asked(url, "chat", stream=True, text=f"my card is {CARD}")
         run = (await client.get(f"/v1/runs/{answer.headers['x-callgate-run']}?content=1")).json()
-    assert "1111" not in json.dumps(run)
+    assert not shows_card(json.dumps(run))
     assert "[CARD]" in json.dumps(run["content"])
     judged = [event for event in run["events"] if event["kind"] == "guardrail_judged"]
     assert {(event["facts"]["point"], event["facts"]["verdict"]) for event in judged} >= {
@@ -189,8 +190,8 @@ async def test_a_stored_response_has_the_masked_words(upstream: Upstream) -> Non
         stored = (await client.get(f"/v1/responses/{first['id']}")).text
         items = (await client.get(f"/v1/responses/{first['id']}/input_items")).text
         await asked(url, "responses", stream=False, previous_response_id=first["id"])
-    assert "1111" not in stored + items
-    assert "1111" not in json.dumps(upstream.requests[1].body)
+    assert not shows_card(stored + items)
+    assert not shows_card(json.dumps(upstream.requests[1].body))
     assert json.dumps(upstream.requests[1].body).count("[CARD]") == 2
 
 
@@ -207,7 +208,7 @@ async def test_a_run_that_outlives_its_process_keeps_the_masked_words(
     ):
         first = await client.post("/v1/chat/completions", json=body, headers=key)
         again = await client.post("/v1/chat/completions", json=body, headers=key)
-    assert "1111" not in first.text
+    assert not shows_card(first.text)
     assert text_in(first, "chat", stream=stream) == text_in(again, "chat", stream=stream)
     assert len(upstream.requests) == 2
 
@@ -255,7 +256,7 @@ async def test_what_is_read_on_in_a_long_result_is_masked_too(upstream: Upstream
     async with served(upstream, entry, guardrails=[hook(["result"], MASKS)]) as url:
         await asked(url, "chat", stream=False)
     results = [message["content"] for message in upstream.requests[2].messages if message["role"] == "tool"]
-    assert "1111" not in "".join(results)
+    assert not shows_card("".join(results))
     assert "[CARD]" in results[1]
 
 
@@ -291,7 +292,7 @@ async def test_all_texts_of_a_request_are_looked_at(upstream: Upstream, content:
         answer = await client.post("/v1/chat/completions", json={"model": "m", "messages": messages, "tools": [OWN]})
     assert answer.status_code == 200
     sent = json.dumps(upstream.requests[0].body)
-    assert "1111" not in sent
+    assert not shows_card(sent)
     assert sent.count("[CARD]") == 5
 
 
@@ -328,7 +329,7 @@ async def test_log_probabilities_do_not_spell_out_what_is_masked(upstream: Upstr
     upstream.script("m", [Reply(text=f"It is {CARD}.")])
     async with served(upstream, guardrails=[hook(["answer"], MASKS)]) as url:
         answer = await asked(url, "chat", stream=False, logprobs=True)
-    assert "1111" not in answer.text
+    assert not shows_card(answer.text)
     assert answer.json()["choices"][0]["logprobs"] is None
 
 
@@ -360,5 +361,5 @@ async def test_what_is_put_into_a_conversation_is_judged_before_it_is_kept(upstr
         assert [begun.status_code, added.status_code] == ([200, 200] if how is MASKS else [400, 400])
         assert counted.status_code == (200 if how is MASKS else 400)
         asked_of_model = json.dumps(upstream.requests[-1].body)
-        assert "1111" not in asked_of_model + begun.text + added.text
+        assert not shows_card(asked_of_model + begun.text + added.text)
         assert ("my card is [CARD]" in asked_of_model) == (how is MASKS)

@@ -22,8 +22,9 @@ from callgate.guardrails.windows import WindowStretch
 from callgate.tools.kinds.python.threads import ThreadPool
 from tests.e2e.test_client_servers import asking, client_of, config_for, named, posted
 from tests.guardrails import hooks_of_tests
-from tests.guardrails.test_three_ways import CARD, asked, hook, text_in
+from tests.guardrails.test_three_ways import asked, hook, text_in
 from tests.harness import toolshed
+from tests.harness.cards import CARD, shows_card
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.served import served
@@ -327,7 +328,7 @@ async def test_a_tool_that_says_what_it_may_not_is_masked_or_held_out(upstream: 
         listed = {tool["name"]: tool for tool in (await client.get("/v1/tools")).json()["data"]}
     offered = {tool["function"]["name"]: tool["function"] for tool in upstream.requests[0].body["tools"]}
     assert "get_time" in offered
-    assert "1111" not in json.dumps(upstream.requests[0].body)
+    assert not shows_card(json.dumps(upstream.requests[0].body))
     if then == "mask":
         assert offered["mailer"]["description"] == "Pay with [CARD]."
     else:

@@ -11,7 +11,8 @@ from callgate.config.schema.whole import Config
 from tests.e2e.test_other_routes import Provider, passing
 from tests.guardrails import hooks_of_tests
 from tests.guardrails.test_kinds import function
-from tests.guardrails.test_three_ways import BLOCKS, CARD, MASKS, hook
+from tests.guardrails.test_three_ways import BLOCKS, MASKS, hook
+from tests.harness.cards import CARD, shows_card
 from tests.harness.clients import http_client
 from tests.harness.configs import config_dict
 from tests.harness.served import served
@@ -21,7 +22,6 @@ from tests.scripted_upstream import Reply, Upstream
 pytestmark = pytest.mark.anyio
 
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
-HIDDEN = "1111"
 
 
 def body(api: str, **more: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ async def test_what_a_clients_tool_says_of_itself_is_masked(upstream: Upstream, 
         answer = await client.post(PATHS[api], json=body(api, tools=tools))
     assert answer.status_code == 200, answer.text
     sent = json.dumps(upstream.requests[0].body)
-    assert HIDDEN not in sent
+    assert not shows_card(sent)
     assert sent.count("[CARD]") == 2
 
 
@@ -88,7 +88,7 @@ async def test_what_nothing_can_stand_for_blocks_the_request(
     async with served(upstream, guardrails=[hook(["request"], what)]) as url, http_client(url) as client:
         answer = await client.post(PATHS["chat"], json=body("chat", **FORMS[name]))
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_filter"), answer.text
-    assert HIDDEN not in answer.text
+    assert not shows_card(answer.text)
     assert not upstream.requests
 
 
@@ -98,7 +98,7 @@ async def test_metadata_are_masked(upstream: Upstream, api: str) -> None:
     async with served(upstream, guardrails=[hook(["request"], MASKS)]) as url, http_client(url) as client:
         answer = await client.post(PATHS[api], json=body(api, metadata={"note": f"of {CARD}"}))
     assert answer.status_code == 200, answer.text
-    assert HIDDEN not in answer.text + json.dumps(upstream.requests[0].body)
+    assert not shows_card(answer.text + json.dumps(upstream.requests[0].body))
 
 
 TWICE = {
@@ -133,7 +133,7 @@ async def test_arguments_with_a_field_twice_are_read_as_they_stand(upstream: Ups
     async with served(upstream, guardrails=[hook(["request"], MASKS)]) as url, http_client(url) as client:
         answer = await client.post(PATHS["chat"], json=body("chat") | {"messages": messages})
     assert answer.status_code == 200, answer.text
-    assert HIDDEN not in json.dumps(upstream.requests[0].body)
+    assert not shows_card(json.dumps(upstream.requests[0].body))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ async def test_the_hooks_of_a_fallback_look_at_what_it_may_be_asked(upstream: Up
         asked = body("chat") | {"messages": [{"role": "user", "content": CARD}]}
         answer = await client.post(PATHS["chat"], json=asked)
     assert answer.status_code == 200, answer.text
-    assert HIDDEN not in json.dumps([request.body for request in upstream.requests]) + answer.text
+    assert not shows_card(json.dumps([request.body for request in upstream.requests]) + answer.text)
     assert {request.model for request in upstream.requests} == {"m", "other"}
 
 
@@ -188,7 +188,7 @@ async def test_what_was_stored_past_a_hook_is_looked_at_when_it_comes_back(
         said = {"role": "user", "content": f"of {CARD}"}
         begun = {**more, "model": "m", "input": [said]}
         first = (await client.post(PATHS["responses"], json=begun)).json()
-        assert HIDDEN in json.dumps(upstream.requests[0].body)
+        assert shows_card(json.dumps(upstream.requests[0].body))
         if way == "previous response":
             more["previous_response_id"] = first["id"]
         if way == "reference":
@@ -201,13 +201,13 @@ async def test_what_was_stored_past_a_hook_is_looked_at_when_it_comes_back(
             return
         assert answer.status_code == 200, answer.text
         sent = json.dumps(upstream.requests[1].body)
-        assert HIDDEN not in sent
+        assert not shows_card(sent)
         assert "[CARD]" in sent
         on = await client.post(
             PATHS["responses"], json={"model": "other", "input": "on", "previous_response_id": answer.json()["id"]}
         )
         assert on.status_code == 200, on.text
-        assert HIDDEN not in json.dumps(upstream.requests[2].body)
+        assert not shows_card(json.dumps(upstream.requests[2].body))
 
 
 async def test_the_hooks_of_who_writes_summaries_look_at_requests(upstream: Upstream) -> None:
@@ -219,7 +219,7 @@ async def test_the_hooks_of_who_writes_summaries_look_at_requests(upstream: Upst
     ):
         asked = body("chat") | {"messages": [{"role": "user", "content": CARD}]}
         assert (await client.post(PATHS["chat"], json=asked)).status_code == 200
-    assert HIDDEN not in json.dumps(upstream.requests[0].body)
+    assert not shows_card(json.dumps(upstream.requests[0].body))
 
 
 async def test_a_form_is_read_but_for_its_files() -> None:
@@ -237,7 +237,7 @@ async def test_a_form_is_read_but_for_its_files() -> None:
         await client.post("/v1/audio/transcriptions", data=fields, files=files)
     [sent] = provider.bodies
     assert b"[CARD]" in sent
-    assert HIDDEN.encode() not in sent
+    assert not shows_card(sent.decode())
 
 
 @pytest.mark.parametrize("path", ["embeddings", "completions"])

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from callgate.tools.kinds.python.authoring import Context
-from tests.guardrails.test_three_ways import BLOCKS, CARD, MASKS, hook
+from tests.guardrails.test_three_ways import BLOCKS, MASKS, hook
+from tests.harness.cards import CARD, shows_card
 from tests.mcp_server.mcp_client import messages_of, served_mcp
 from tests.mcp_server.test_server import config_of
 from tests.tools.servers.asking_mcp import AskingMcp, answered
@@ -52,7 +53,7 @@ async def test_nothing_that_a_hook_holds_back_reaches_a_client(tmp_path: Path, h
         [*told, answer] = messages_of(called)
         links = [part["uri"] for part in answer["result"]["content"] if part["type"] == "resource_link"]
         wholes = [await client.result("resources/read", {"uri": uri}) for uri in links]
-    assert "1111" not in called.text + json.dumps(wholes)
+    assert not shows_card(called.text + json.dumps(wholes))
     assert [message["params"]["progress"] for message in told] == [50]
     assert len(wholes) == (1 if how is MASKS else 0)
 
@@ -84,7 +85,7 @@ async def test_all_that_a_tool_says_of_itself_is_judged(words: dict[str, Any], h
     server = offering(**words)
     async with server.running(), served_mcp(of_server(server, guardrails=[hook(["description"], how)])) as client:
         tools = (await client.result("tools/list"))["tools"]
-    assert "1111" not in json.dumps(tools)
+    assert not shows_card(json.dumps(tools))
     assert ("pay" in {tool["name"] for tool in tools}) == (how is MASKS)
 
 
