@@ -6,7 +6,8 @@ with the arguments it is called with, and says which version broke which.
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -98,6 +99,8 @@ ANTHROPIC_EVENTS = Inside(
     ("streaming_response", "sync_stream", "json_mode", "speed", "tool_name_reverse_map"),
     ("chunk_parser",),
 )
+ANTHROPIC_NAMES = Inside("litellm", "AnthropicConfig._build_request_tool_name_maps", ("tools",))
+"""The names that it sends for those of the tools, and the other way round."""
 ANTHROPIC_BETAS = Inside(
     "litellm.anthropic_beta_headers_manager",
     "update_request_with_filtered_beta",
@@ -228,6 +231,8 @@ AZURE_VERSION = Inside("litellm", "AZURE_DEFAULT_API_VERSION")
 
 URL_UTILS = Inside("litellm.litellm_core_utils", "url_utils", attributes=("safe_get", "async_safe_get"))
 FETCH_ERROR = Inside("litellm", "ImageFetchError")
+IS_INTERNAL_CALL = Inside("litellm._internal_context", "is_internal_call", attributes=("set", "reset"))
+"""The context variable under which it logs nothing of a request."""
 LOGGING_WORKER = Inside("litellm.litellm_core_utils.logging_worker", "GLOBAL_LOGGING_WORKER", attributes=("stop",))
 CLOSE_CLIENTS = Inside("litellm", "close_litellm_async_clients")
 CLIENTS = Inside("litellm", "in_memory_llm_clients_cache", attributes=("flush_cache",))
@@ -263,6 +268,18 @@ def send_questions_as_they_are() -> None:
         return {name: value for name, value in data.items() if is_given(value)}
 
     SDK_QUESTIONS.get().async_maybe_transform = as_it_is
+
+
+@contextmanager
+def nothing_logged() -> Iterator[None]:
+    """Have litellm log nothing of the requests within this context: it would work out a price and a record of each, for
+    callbacks, of which there are none."""
+    is_internal_call = IS_INTERNAL_CALL.get()
+    token = is_internal_call.set(True)
+    try:
+        yield
+    finally:
+        is_internal_call.reset(token)
 
 
 def gemini_address(**arguments: Any) -> tuple[str | None, str]:

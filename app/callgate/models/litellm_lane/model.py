@@ -35,7 +35,7 @@ from callgate.models.litellm_lane import tapped_answer
 from callgate.models.litellm_lane.answer_elsewhere import ReceivedBody, mapped
 from callgate.models.litellm_lane.raw_end import RawEnd, end_in
 from callgate.models.litellm_lane.tap import Exchange
-from callgate.models.litellm_lane.tapped_answer import ReadTimes, TappedAnswer
+from callgate.models.litellm_lane.tapped_answer import AskedQuestion, ReadTimes, TappedAnswer
 from callgate.models.litellm_model import COMMON_EXTRAS, as_dicts, decoded, from_exception, loaded, supported_params
 from callgate.models.media import Fetch, put_in
 from callgate.models.params import for_litellm
@@ -102,7 +102,8 @@ class LiteLLMModel:
             if self._trusts_litellm:
                 tapped = None
             else:
-                tapped = await self._tapped(litellm, request, exchange, clock)
+                question = self._question(request, arguments, answer)
+                tapped = await self._tapped(question, exchange, clock)
             if tapped is None and isinstance(answer, Exception) and exchange.is_held_back:
                 answer = await self._mapped_elsewhere(arguments, exchange, clock)
             if tapped is None and isinstance(answer, Exception):
@@ -132,7 +133,7 @@ class LiteLLMModel:
     ) -> Any:
         """Return litellm's answer, of a stream once its request was sent; or the error that litellm raised."""
         try:
-            with exchange.watched():
+            with exchange.watched(), seam.nothing_logged():
                 async with asyncio.timeout(clock.until_first()):
                     answer = await litellm.acompletion(**arguments)
                     if hasattr(answer, "aclose") and answer.completion_stream is None:
@@ -164,9 +165,15 @@ class LiteLLMModel:
                 raise errors.from_transport(error) from error
         return await mapped(self._parsers, self.name, arguments, self._settings.secrets, responses)
 
-    async def _tapped(
-        self, litellm: Any, request: ModelRequest, exchange: Exchange, clock: "_Clock"
-    ) -> TappedAnswer | None:
+    def _question(self, request: ModelRequest, arguments: Mapping[str, Any], answer: Any) -> AskedQuestion:
+        return AskedQuestion(
+            model=str(self._settings.arguments["model"]),
+            tools=arguments.get("tools", ()),
+            as_format="response_format" in request.params,
+            completion=None if request.stream or isinstance(answer, Exception) else answer,
+        )
+
+    async def _tapped(self, question: AskedQuestion, exchange: Exchange, clock: "_Clock") -> TappedAnswer | None:
         """Return the answer as it was received, where its wire format is known."""
         try:
             async with asyncio.timeout(clock.until_first()):
@@ -175,8 +182,7 @@ class LiteLLMModel:
             raise clock.passed("first_byte") from None
         if wire is None:
             return None
-        as_format = "response_format" in request.params
-        reader = wire.format.reader(str(self._settings.arguments["model"]), self._report, as_format)
+        reader = wire.format.reader(question, self._report)
         times = ReadTimes(clock.until_first, clock.until_idle)
         return TappedAnswer(wire.body, reader, self._settings.secrets, self._answer_bytes, times)
 

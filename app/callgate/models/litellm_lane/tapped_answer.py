@@ -12,6 +12,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, Literal
 
+import msgspec
+
 from callgate.http.event_stream import BOM, EventStreamReader, EventTooLarge, Payload
 from callgate.http.interface import TakeRead, TimedOut, TooLarge, TransportError
 from callgate.models.direct.chunks import error_in
@@ -39,44 +41,59 @@ class WireFormat(Enum):
     RESPONSES_EVENTS = "responses events"
     RESPONSES_WHOLE = "responses whole"
 
-    def reader(self, model: str, report: Report, as_format: bool) -> Body:
-        """Return a reader of this format. `as_format`: whether the client requested a format for the answer, which litellm may
-        have requested as a call."""
-        body = self._reader(model, report, as_format)
+    def reader(self, question: "AskedQuestion", report: Report) -> Body:
+        """Return a reader of this format. Raises `ChatError` where the names of tools in it cannot be read."""
+        body = self._reader(question, report)
         is_claude = self in {WireFormat.CLAUDE_EVENTS, WireFormat.CLAUDE_WHOLE}
-        if as_format and not is_claude:
+        if question.as_format and not is_claude:
             return FormatBody(body)
         return body
 
-    def _reader(self, model: str, report: Report, as_format: bool) -> Body:
+    def _reader(self, question: "AskedQuestion", report: Report) -> Body:
+        as_format = question.as_format
         match self:
             case WireFormat.CHAT_EVENTS:
                 return StreamedBody()
             case WireFormat.CHAT_WHOLE:
                 return WholeBody()
             case WireFormat.CLAUDE_EVENTS:
-                return claude.EventsReader(claude.parser_of(json_mode=as_format), False, report)
+                names = claude.own_names(question.tools)
+                return claude.EventsReader(claude.parser_of(json_mode=as_format, names=names), False, report)
             case WireFormat.CLAUDE_WHOLE:
-                return claude.MessageReader(claude.whole_of(json_mode=as_format), report)
+                names = claude.own_names(question.tools)
+                whole = claude.whole_of(question.completion, json_mode=as_format, names=names)
+                return claude.MessageReader(whole, report)
             case WireFormat.GEMINI_EVENTS:
                 return gemini.GeminiEvents(gemini.parser_of(_NO_FIELDS), report)
             case WireFormat.GEMINI_WHOLE:
-                return gemini.GeminiMessage(model, _NO_FIELDS, report)
+                return gemini.GeminiMessage(question.model, _NO_FIELDS, report)
             case WireFormat.COHERE_EVENTS:
-                return cohere.CohereEvents(model, report)
+                return cohere.CohereEvents(question.model, report)
             case WireFormat.COHERE_WHOLE:
-                return cohere.CohereMessage(model, report)
+                return cohere.CohereMessage(question.model, report)
             case WireFormat.BEDROCK_EVENTS:
-                return bedrock.Frames({}, report)
+                return bedrock.Frames(bedrock.own_names(question.tools), report)
             case WireFormat.BEDROCK_WHOLE:
-                return bedrock.BedrockMessage({}, report)
+                return bedrock.BedrockMessage(bedrock.own_names(question.tools), report)
             case WireFormat.RESPONSES_EVENTS:
-                return ResponseEvents(model)
+                return ResponseEvents(question.model)
             case WireFormat.RESPONSES_WHOLE:
-                return ResponseObject(model)
+                return ResponseObject(question.model)
 
 
 _NO_FIELDS: Final = SimpleNamespace(optional_params={})
+
+
+class AskedQuestion(msgspec.Struct, frozen=True):
+    """What has to be known of a request to read its answer."""
+
+    model: str
+    tools: Sequence[Any]
+    """The tools as litellm was given them: it may have sent them by other names."""
+    as_format: bool
+    """Whether the client requested a format for the answer, which litellm may have requested as a call."""
+    completion: Any = None
+    """The whole answer as litellm mapped it, where it did."""
 
 
 @dataclass(frozen=True, slots=True)

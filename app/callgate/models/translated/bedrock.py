@@ -5,13 +5,13 @@ one JSON text or a stream of AWS's binary frames, is read here.
 import asyncio
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from callgate.conversation.errors import AnswerTooLarge
+from callgate.conversation.errors import AnswerTooLarge, ChatError
 from callgate.conversation.events import (
     CallDelta,
     CallWritten,
@@ -136,7 +136,6 @@ async def word(
 ) -> BedrockWording:
     """Have litellm make the body."""
     format_call = seam.RESPONSE_FORMAT_TOOL_NAME.get()
-    legal_name = seam.BEDROCK_TOOL_NAME.get()
     model = name if name.startswith("converse/") else f"converse/{name}"  # or litellm may choose another of their APIs
     config = seam.CONVERSE_CONFIG.get()()
     fields = translate_fields.of(model, request, extras=EXTRAS)
@@ -154,12 +153,28 @@ async def word(
     )  # fmt: skip
     if request.tools and field_of(body, "toolConfig", "toolChoice", "tool", "name") == format_call:
         body["toolConfig"]["toolChoice"] = {"any": {}}  # the format is requested as a call; others may precede it
-    names = {
-        legal_name(given_name): given_name
-        for tool in request.tools
-        if isinstance(given_name := field_of(decoded(tool), "function", "name"), str)
-    } | {format_call: format_call}
+    names = own_names(map(decoded, request.tools)) | {format_call: format_call}
     return BedrockWording(dict(body), as_call, as_stream, names)
+
+
+def own_names(tools: Iterable[Any]) -> dict[str, str]:
+    """Return the names of tools by those that litellm gives them. Raises `ChatError` where it gives two of them the same: whose
+    call such a name is cannot be known."""
+    legal_name = seam.BEDROCK_TOOL_NAME.get()
+    names: dict[str, str] = {}
+    for index, tool in enumerate(tools):
+        name = field_of(tool, "function", "name")
+        if not isinstance(name, str):
+            continue
+        sent_name = legal_name(name)
+        if names.setdefault(sent_name, name) != name:
+            field = f"tools[{index}].function.name"
+            message = (
+                f"Invalid '{field}': Bedrock takes letters, digits, underscores and hyphens, and would know both "
+                f"'{names[sent_name]}' and '{name}' as '{sent_name}'."
+            )
+            raise ChatError(400, message, code="invalid_value", param=field)
+    return names
 
 
 def _formatted(kind: Any, names: Mapping[str, str], as_call: bool, report: Report) -> Body:

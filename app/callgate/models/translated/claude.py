@@ -46,6 +46,8 @@ from callgate.models.translated.wording import Elsewhere
 
 PROVIDER = "anthropic"
 PATH = "/v1/messages"
+RUN_THERE = frozenset({"server_tool_use", "mcp_tool_use"})
+"""Blocks of calls that Anthropic runs itself."""
 BLOCKS = frozenset({"content_block_start", "content_block_delta", "content_block_stop"})
 SAID = frozenset({"text", "thinking", "redacted_thinking"})
 """Blocks that stream no JSON."""
@@ -287,9 +289,19 @@ def parser_of(*, json_mode: bool, speed: Any = None, names: Mapping[str, str] | 
     )
 
 
-def whole_of(*, json_mode: bool) -> "_Whole":
-    """Return what is needed to read a whole answer to a request that was not made here."""
-    return _Whole(seam.ANTHROPIC_CONFIG.get()(), seam.MODEL_RESPONSE.get()(), None, parser_of(json_mode=json_mode))
+def own_names(tools: Sequence[Any]) -> dict[str, str]:
+    """Return the names of tools by those that litellm gives them, where it gives them others."""
+    if not tools:
+        return {}
+    _, names = seam.ANTHROPIC_NAMES.get()(tools=tools)
+    return dict(names)
+
+
+def whole_of(mapped: Any, *, json_mode: bool, names: Mapping[str, str]) -> "_Whole":
+    """Return what is needed to read a whole answer to a request that was not made here. `mapped`: the answer as litellm
+    mapped it, where it did."""
+    parser = parser_of(json_mode=json_mode, names=names)
+    return _Whole(seam.ANTHROPIC_CONFIG.get()(), seam.MODEL_RESPONSE.get()(), None, parser, mapped)
 
 
 def address(litellm: Any, settings: LiteLLMSettings) -> tuple[str, str, dict[str, str], tuple[str, ...]]:
@@ -365,6 +377,8 @@ class _Whole:
     prefix: str | None
     """The beginning of the answer that the client prefilled."""
     parser: Any
+    mapped: Any = None
+    """The answer as litellm mapped it, where it made the request and did."""
 
 
 class EventsReader(EventsBody):
@@ -532,29 +546,10 @@ class MessageReader(MessageBody):
     def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
         if not isinstance(body.get("content"), list):
             return None
-        whole = self._whole
         parser = self._whole.parser
         reason = reason_in(body.get("stop_reason"))
         try:
-            # Without the calls that Anthropic ran itself, which need no answer.
-            completion = whole.config.transform_parsed_response(
-                # litellm needs a stop reason, and writes its own into the body that it gets.
-                completion_response={
-                    **body,
-                    "content": [
-                        block
-                        for block in body["content"]
-                        if field_of(block, "type") not in {"server_tool_use", "mcp_tool_use"}
-                    ],
-                    "stop_reason": reason or "end_turn",
-                },
-                raw_response=SimpleNamespace(headers={}, status_code=200),
-                model_response=whole.completion,
-                json_mode=parser.json_mode,
-                prefix_prompt=whole.prefix,
-                speed=parser.speed,
-                tool_name_reverse_map=parser.tool_name_reverse_map,
-            )
+            completion = self._completion(body, reason)
         except Exception as error:  # noqa: BLE001 -- as over the events of a stream
             self._untranslated(error)
             return None
@@ -571,6 +566,24 @@ class MessageReader(MessageBody):
             if not ends_in_call(body["content"]):
                 mark_last_call(events)
         return events
+
+    def _completion(self, body: dict[str, Any], reason: str | None) -> Any:
+        """Return a message as litellm maps it, without the calls that Anthropic ran itself: they need no answer."""
+        whole = self._whole
+        parser = whole.parser
+        content = [block for block in body["content"] if field_of(block, "type") not in RUN_THERE]
+        if whole.mapped is not None and len(content) == len(body["content"]):
+            return whole.mapped
+        return whole.config.transform_parsed_response(
+            # litellm needs a stop reason, and writes its own into the body that it gets.
+            completion_response={**body, "content": content, "stop_reason": reason or "end_turn"},
+            raw_response=SimpleNamespace(headers={}, status_code=200),
+            model_response=whole.completion,
+            json_mode=parser.json_mode,
+            prefix_prompt=whole.prefix,
+            speed=parser.speed,
+            tool_name_reverse_map=parser.tool_name_reverse_map,
+        )
 
 
 def _without_nothing(event: ModelEvent) -> ModelEvent:
