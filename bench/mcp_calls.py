@@ -30,6 +30,7 @@ from callgate.tools.kinds.mcp.oauth.source import Ready
 from callgate.tools.kinds.mcp.process import StdioSpec
 from callgate.tools.kinds.mcp.sender import Sender
 from callgate.tools.kinds.mcp.server import McpSource, ServerSpec
+from callgate.tools.kinds.mcp.wire import CALL, ServerRequest
 from callgate.tools.registry import Registry
 from callgate.tools.toolbox import RequestToolbox, ToolSet
 
@@ -133,7 +134,8 @@ async def compared(label: str, spec: StdioSpec | HttpSpec) -> None:
     await measured(f"{label}, ours", lambda: tool.executor.execute(call, occasion))
     await measured(f"{label}, ours in a toolbox", lambda: box.run(call, silent))
     params = {"name": "weather", "arguments": call.arguments}
-    await measured(f"{label}, the SDK's", lambda: session.call(params, silent, direct=False))
+    request = ServerRequest(CALL, params, silent, is_direct=False)
+    await measured(f"{label}, the SDK's", lambda: session.call(request))
     await registry.close()
     await web.close()
 

@@ -1,11 +1,11 @@
-"""How long calls may run: one timer for all of them."""
+"""How long calls may run, by one timer for all of them, and how many requests there is room for."""
 
 import asyncio
 from collections.abc import Coroutine
 
 import pytest
 
-from callgate.tools.concurrency import CallDeadlines, ConcurrencyLimits
+from callgate.tools.concurrency import CallDeadlines, ConcurrencyLimits, Room
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -81,3 +81,46 @@ def test_a_call_without_limits_takes_no_place() -> None:
     [limiter] = limits.on_the_way_to("config/a", "config")
     assert limiter.places == 2
     assert limits.on_the_way_to("config/b", "config") == []
+
+
+async def enters(room: Room, name: str, entered: list[str]) -> None:
+    async with room:
+        entered.append(name)
+        if name == "first":
+            await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.anyio
+async def test_who_waits_for_room_comes_in_order_and_before_who_comes_later() -> None:
+    room = Room(2)
+    assert room.take()
+    assert room.take()
+    entered: list[str] = []
+    waiting = [asyncio.create_task(enters(room, name, entered)) for name in ("one", "two", "three")]
+    await asyncio.sleep(0)
+    assert not room.take()
+    room.leave()
+    assert not room.take()  # the place is given to who waits already
+    await asyncio.wait(waiting, timeout=30)
+    assert entered == ["one", "two", "three"]
+    assert room.take()
+
+
+@pytest.mark.anyio
+async def test_who_is_cancelled_keeps_no_room() -> None:
+    room = Room(1)
+    assert room.take()
+    entered: list[str] = []
+    waits, has_turn, last = (asyncio.create_task(enters(room, name, entered)) for name in ("one", "two", "three"))
+    await asyncio.sleep(0)
+    waits.cancel()
+    room.leave()  # passes over who does not wait any more
+    has_turn.cancel()  # in the same moment as its turn comes
+    await asyncio.wait([waits, has_turn, last], timeout=30)
+    assert entered == ["three"]
+    inside = asyncio.create_task(enters(room, "first", entered))
+    await asyncio.sleep(0)
+    assert not room.take()
+    inside.cancel()
+    await asyncio.wait([inside], timeout=30)
+    assert room.take()

@@ -8,7 +8,7 @@ import asyncio
 import socket
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -73,12 +73,20 @@ class HttpClient:
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
 
-    async def send(
+    def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines
-    ) -> ClientConnection:
+    ) -> Coroutine[Any, Any, ClientConnection]:
         """Send a request and return its response once its head has come. The caller ends the exchange with `leave`."""
         key = (method, url, tuple(headers.items()))
-        request = self._heads.get(key) or self._new_head(key)
+        return self.exchange(self._heads.get(key) or self._new_head(key), body, deadlines)
+
+    def head_of(self, method: str, url: str, headers: Mapping[str, str]) -> RequestHead:
+        """Return the head of a request, for `exchange`."""
+        key = (method, url, tuple(headers.items()))
+        return self._heads.get(key) or self._new_head(key)
+
+    async def exchange(self, request: RequestHead, body: bytes, deadlines: Deadlines) -> ClientConnection:
+        """Send a request whose head is made already. Returns what `send` returns."""
         origin = request.origin
         head = request.head
         if (trace := TRACE.get()) is not None:

@@ -162,6 +162,10 @@ class ClientConnection(asyncio.Protocol):
         """Return them by name in lower case."""
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers.items()}
 
+    def header(self, name: bytes) -> bytes:
+        """Return one of them as it came, by its name in lower case; empty where it is absent."""
+        return self._headers.get(name, b"")
+
     def chunks(self) -> "ClientConnection":
         """Return the body as it arrives, one read at a time; for one reader only.
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
-from callgate.tools.kinds.mcp.results import outcome_of
+from callgate.tools.kinds.mcp.results import for_user, outcome_fast, outcome_of
 from callgate.tools.kinds.mcp.wire import RpcAnswer, RpcError, answer_from
 
 
@@ -20,6 +21,43 @@ def test_text_is_text_in_its_order():
     assert outcome_for(
         TEXT, {"type": "text", "text": "and rain", "annotations": {"audience": ["user", "assistant"]}}
     ) == Returned("21 C\nand rain")
+
+
+FOR_USER = {"type": "text", "text": "hi", "annotations": {"audience": ["user"]}}
+IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+
+
+@pytest.mark.parametrize("missing", [0, 7])
+@pytest.mark.parametrize("is_error", [None, False, True])
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"content": [TEXT]},
+        {"content": [{"type": "text"}]},
+        {"content": [TEXT], "structuredContent": {"degrees": 21}},
+        {"content": []},
+        {"content": [], "structuredContent": {"degrees": 21}},
+        {"content": [TEXT, TEXT]},
+        {"content": [TEXT, FOR_USER]},
+        {"content": [FOR_USER]},
+        {"content": [{**TEXT, "annotations": {}}]},
+        {"content": [IMAGE]},
+        {"content": [{"type": "text", "text": "x", "data": "AAAA"}]},
+        {"content": [TEXT], "resultType": "input_required"},
+        {"content": [TEXT], "resultType": "complete"},
+        {"content": [TEXT], "contents": [{"uri": "file:///a", "text": "inside"}]},
+    ],
+    ids=str,
+)
+def test_an_outcome_that_is_made_fast_is_the_one_that_is_made_plainly(result, is_error, missing):
+    answer = replace(answer_from({**result, "isError": is_error}), missing=missing)
+    fast = outcome_fast(answer)
+    assert fast is None or (fast, "") == (outcome_of(answer), for_user(answer))
+
+
+def test_one_text_for_everybody_is_made_fast():
+    assert outcome_fast(answer_from({"content": [TEXT], "structuredContent": {"degrees": 21}})) == Returned("21 C")
+    assert outcome_fast(RpcAnswer(error=RpcError(-1, "no"))) is None
 
 
 def test_structured_content_is_shown_where_there_is_no_text():

@@ -3,33 +3,41 @@
 import asyncio
 import json
 import time
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callgate.conversation.ports import ProgressReport
+from callgate.conversation.ports import ProgressReport, ignore_progress
+from callgate.http.trace_context import TRACE, Trace
 from callgate.tools.kinds.mcp.wire import (
+    CALL,
     MAX_BATCH,
+    MAX_PARTS,
     TAIL_BYTES,
+    CallMessages,
     Gone,
     Line,
     Lines,
     RpcAnswer,
     RpcError,
     RpcProgress,
+    ServerRequest,
     Terms,
     Unreadable,
     Waiting,
+    answer_fast,
     answer_in,
     answer_in_part,
     batch_of,
     id_in_head,
     id_in_tail,
     id_of_unreadable,
+    message_of,
     progress_of,
     read_message,
-    request,
 )
 from tests.chaos.scale import held_to
 
@@ -155,12 +163,93 @@ def test_progress_is_a_message_and_a_fraction_where_there_is_one(params, expecte
     assert progress_of(message) == expected
 
 
+OLD = Terms("2025-06-18", modern=False)
+NEW = Terms("2026-07-28", modern=True, client={"name": "callgate"}, capabilities={"elicitation": {"form": {}}})
+
+
+def called(name: str, arguments: dict[str, Any], **more: Any) -> ServerRequest:
+    return ServerRequest(CALL, {"name": name, "arguments": arguments, **more}, ignore_progress)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.text(max_size=30), st.dictionaries(st.text(max_size=8), VALUES, max_size=4), st.sampled_from([OLD, NEW]))
+def test_a_call_that_is_written_fast_is_the_one_that_is_written_plainly(name, arguments, terms):
+    fast = CallMessages(name, terms).message_fast("c17", {"name": name, "arguments": arguments})
+    assert fast is None or fast == message_of("c17", called(name, arguments), terms)
+
+
+@pytest.mark.parametrize("terms", [OLD, NEW], ids=["2025", "2026"])
+def test_only_calls_with_more_to_them_are_written_plainly(terms):
+    messages = CallMessages('a "tool"', terms)
+    assert messages.message_fast("c1", called('a "tool"', {"city": "Oslø"}).params) is not None
+    assert messages.message_fast("c1", called('a "tool"', {"text": "\ud800"}).params) is None
+    assert messages.message_fast("c1", called('a "tool"', {}, requestState="s").params) is None
+    held = TRACE.set(Trace(None, "run_1", is_exported=True))
+    try:
+        assert messages.message_fast("c1", called('a "tool"', {}).params) is None
+    finally:
+        TRACE.reset(held)
+
+
+def plain_answer(data: bytes, id: str) -> RpcAnswer | None:
+    """What the plain way reads; None where it finds no answer."""
+    for part in batch_of(data):
+        message = read_message(part)
+        if message is not None and message.method is None and message.id in (id, None):
+            return msgspec.structs.replace(answer_in(message), raw=msgspec.Raw())
+    return None
+
+
+ANSWERS = [
+    b'{"jsonrpc":"2.0","id":"c1","result":{"content":[{"type":"text","text":"21 C"}]}}',
+    b'{"result":{"content":[{"type":"text","text":"21 C"}],"isError":true},"id":"c1"}',
+    b'{"id":null,"result":{"content":[],"structuredContent":{"a":[1,2]}}}',
+    b'{"result":{}}',
+    b'{"id":"c1","result":{"content":[{"type":"image","data":"AA==","mimeType":"image/png"}]},"method":null}',
+    b'{"id":"c1","result":{"content":[{"type":"text","text":"x","annotations":{"audience":["user"]}}]},"error":null}',
+    b'{"id":"c1","result":{"resultType":"input_required","requestState":"s","inputRequests":{}}}',
+    b'[{"id":"c2","result":{}},{"id":"c1","result":{"content":[]}}]',
+    b'{"id":"c1","error":{"code":-1,"message":"no"}}',
+    b'{"id":"c1","result":{"content":[]},"error":{"code":-1,"message":"no"}}',
+    b'{"id":"c1","result":{"content":[]},"method":"ping"}',
+    b'{"id":"c2","result":{"content":[]}}',
+    b'{"id":"c1","result":null}',
+    b'{"id":"c1","result":{"content":[{"type":"text","text":5}]}}',
+    b'{"id":1.5,"result":{}}',
+    b'{"id":"c1","result":{"content":[{"type":"text","text":"a\\ud800b\xffc"}]}}',
+    b'{"id":"c1","result":{"content":[' + b",".join([b"{}"] * (MAX_PARTS + 1)) + b"]}}",
+    b'  {"id":"c1","id":"c2","result":{}}\n',
+    b"no answer",
+    b"",
+]
+
+
+@pytest.mark.parametrize("whole", ANSWERS, ids=range(len(ANSWERS)))
+def test_an_answer_that_is_read_fast_is_the_one_that_is_read_plainly(whole):
+    for data in {whole, *(whole[:place] for place in range(0, len(whole), len(whole) // 40 + 1))}:
+        try:
+            fast = answer_fast(data, "c1")
+        except Unreadable:
+            with pytest.raises(Unreadable):
+                plain_answer(data, "c1")
+            continue
+        assert fast is None or fast == plain_answer(data, "c1")
+
+
+def test_an_ordinary_answer_is_read_fast():
+    assert all(answer_fast(data, "c1") is not None for data in ANSWERS[:4])
+
+
 def test_a_request_says_who_asks_only_where_the_protocol_wants_it():
-    old = json.loads(
-        request("c1", "tools/call", {"name": "echo", "arguments": {"a": 1}}, Terms("2025-06-18", modern=False))
-    )
+    old = json.loads(message_of("c1", called("echo", {"a": 1}), OLD))
     assert old["params"] == {"name": "echo", "arguments": {"a": 1}, "_meta": {"progressToken": "c1"}}
-    new = json.loads(request("c1", "tools/list", {}, Terms("2026-07-28", modern=True, client={"name": "callgate"})))
+    new = json.loads(message_of("c1", ServerRequest("tools/list", {}, ignore_progress), NEW))
     assert new["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"] == "2026-07-28"
     assert new["params"]["_meta"]["io.modelcontextprotocol/clientInfo"] == {"name": "callgate"}
 

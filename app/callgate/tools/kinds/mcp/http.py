@@ -19,10 +19,13 @@ from typing import Any
 import httpx2
 import msgspec
 
-from callgate.conversation.ports import ProgressReport, Report
+from callgate.conversation.ports import ProgressReport
 from callgate.http.client import HttpClient
+from callgate.http.connection import ClientConnection
 from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge
-from callgate.http.interface import Broken, ConnectFailed, Deadlines, Response, TimedOut, TransportError
+from callgate.http.interface import Broken, ConnectFailed, Deadlines, TimedOut, TransportError
+from callgate.http.request_head import RequestHead
+from callgate.tools.concurrency import Room
 from callgate.tools.kinds.http.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.kinds.http.client import CONNECT_TIMEOUT, MAX_CONNECTIONS, AddressRefused, Web
 from callgate.tools.kinds.http.own_hosts import rules_of_host
@@ -33,8 +36,10 @@ from callgate.tools.kinds.mcp.sdk import encode_header_value, streamable_http_cl
 from callgate.tools.kinds.mcp.sdk_streams import MAX_REQUESTS, with_few_requests
 from callgate.tools.kinds.mcp.sender import CHALLENGE, Sender, refused_again
 from callgate.tools.kinds.mcp.wire import (
+    CALL,
     MAX_MESSAGE_BYTES,
     SESSION_FORGOTTEN,
+    CallMessages,
     Forgotten,
     Gone,
     ListBudget,
@@ -42,18 +47,20 @@ from callgate.tools.kinds.mcp.wire import (
     RpcAnswer,
     RpcError,
     RpcMessage,
+    ServerRequest,
     Terms,
     Unreadable,
+    answer_fast,
     answer_in,
     answer_in_part,
     batch_of,
     cancellation,
     cancelled_id,
     encoded,
+    message_of,
     not_sent,
     progress_of,
     read_message,
-    request,
 )
 from callgate.untrusted.work import TurnShare
 
@@ -170,10 +177,12 @@ class HttpLink(_Link):
         super().__init__(spec, web, sender)
         self._web = web
         self._client: HttpClient | None = None
-        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._room = Room(MAX_CONNECTIONS)
         self._ids = itertools.count(1)
         self._terms = Terms("", modern=False)
         self._headers: dict[str, str] = {}
+        self._calls: dict[str, _CallsAlike] = {}
+        """By the names of the tools that were called."""
         self._aside: set[asyncio.Task[None]] = set()
         self._asking = 0
         self._nothing_asked = asyncio.Event()
@@ -192,6 +201,7 @@ class HttpLink(_Link):
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         self._terms = terms
         self._check = check
+        self._calls = {}
         self._headers = {
             **self.spec.headers,
             "Accept": f"{_JSON}, {EVENTS}",
@@ -235,18 +245,15 @@ class HttpLink(_Link):
 
     # A call that bypasses the SDK -----------------------------------------------------------------
 
-    async def ask(
-        self, method: str, params: Mapping[str, Any], report: Report, elicitations: Elicitations | None = None
-    ) -> RpcAnswer:
+    async def ask(self, request: ServerRequest) -> RpcAnswer:
         if self.gone.done():
             raise not_sent(self.gone, "the connection was closed")
         id = f"c{next(self._ids)}"
-        reading = _AnswerStream(id, report, elicitations)
         self._asking += 1
         try:
-            answer = await self._post(method, params, reading)
-            if answer is None:
-                return await self._resumed(reading)
+            answer = await self._post(id, request)
+            if isinstance(answer, _AnswerStream):
+                return await self._resumed(answer)
             return answer
         except asyncio.CancelledError:
             if not self._terms.modern:  # since 2026-07-28 closing the stream cancels
@@ -266,56 +273,84 @@ class HttpLink(_Link):
             raise Gone from error
         finally:
             self._asking -= 1
-            if not self._asking:
+            if not self._asking and self.gone.done():
                 self._nothing_asked.set()
 
-    def _post(
-        self, method: str, params: Mapping[str, Any], reading: "_AnswerStream"
-    ) -> Coroutine[Any, Any, RpcAnswer | None]:
-        """Send a request and read the answer; None where its stream ends before."""
-        headers = self._headers
-        if self._terms.modern:
-            headers = {**headers, "Mcp-Method": method}
-            if (name := params.get("name") or params.get("uri")) is not None:
-                headers["Mcp-Name"] = encode_header_value(name)
-        body = request(reading.id, method, params, self._terms)
+    def _post(self, id: str, request: ServerRequest) -> "Coroutine[Any, Any, RpcAnswer | _AnswerStream]":
+        """Send a request and read the answer; return the stream of an answer that ends before it."""
+        if request.method == CALL:
+            alike = self._calls.get(request.params["name"]) or self._first_call(request)
+            headers = alike.headers
+            head = alike.head
+            body = alike.messages.message_fast(id, request.params) or message_of(id, request, self._terms)
+        else:
+            headers = self._headers_for(request)
+            head = self._head_of(headers)
+            body = message_of(id, request, self._terms)
         if self._sender is None:
-            return self._answer_of(headers, body, reading)
-        return self._authorized_answer(self._sender, headers, body, reading)
+            return self._answer_of(head, body, id, request)
+        return self._authorized_answer(self._sender, headers, body, id, request)
+
+    def _first_call(self, request: ServerRequest) -> "_CallsAlike":
+        """Return what all calls of a tool have in common, and keep it."""
+        name = request.params["name"]
+        headers = self._headers_for(request)
+        alike = _CallsAlike(headers, self._head_of(headers), CallMessages(name, self._terms))
+        self._calls[name] = alike
+        return alike
+
+    def _headers_for(self, request: ServerRequest) -> Mapping[str, str]:
+        if not self._terms.modern:
+            return self._headers
+        headers = {**self._headers, "Mcp-Method": request.method}
+        if (name := request.params.get("name") or request.params.get("uri")) is not None:
+            headers["Mcp-Name"] = encode_header_value(name)
+        return headers
+
+    def _head_of(self, headers: Mapping[str, str]) -> RequestHead:
+        return self._http.head_of("POST", self.spec.url, headers)
 
     async def _authorized_answer(
-        self, sender: Sender, headers: Mapping[str, str], body: bytes, reading: "_AnswerStream"
-    ) -> RpcAnswer | None:
+        self, sender: Sender, headers: Mapping[str, str], body: bytes, id: str, request: ServerRequest
+    ) -> "RpcAnswer | _AnswerStream":
         """Send a request as somebody; once more where the server refused what authorized it, and so has not carried it out."""
         sent_headers = {**headers, **await sender.headers()}
         try:
-            return await self._answer_of(sent_headers, body, reading)
+            return await self._answer_of(self._head_of(sent_headers), body, id, request)
         except _Unauthorized as refused:
             renewed = {**headers, **await sender.headers_after(refused.status, refused.challenges, sent_headers)}
         try:
-            return await self._answer_of(renewed, body, reading)
+            return await self._answer_of(self._head_of(renewed), body, id, request)
         except _Unauthorized:
             raise refused_again(sender.server) from None
 
-    async def _answer_of(self, headers: Mapping[str, str], body: bytes, reading: "_AnswerStream") -> RpcAnswer | None:
-        id = reading.id
-        async with self._room:
-            response = await self._http.send("POST", self.spec.url, headers, body, _DEADLINES)
+    async def _answer_of(
+        self, head: RequestHead, body: bytes, id: str, request: ServerRequest
+    ) -> "RpcAnswer | _AnswerStream":
+        if not self._room.take():
+            await self._room.wait()
+        try:
+            response = await self._http.exchange(head, body, _DEADLINES)
             try:
                 if response.status != 200:
                     self._check_authorized(response)
                     return await self._refused(response, id)
-                answered = response.headers()
-                kind = _type(answered)
+                kind = _type(response)
                 if kind == _JSON:
-                    return _whole(id, *await _read(response, answered, MAX_MESSAGE_BYTES))
+                    text = response.whole()  # a short answer comes with its head
+                    if text is None:
+                        return _whole(id, request, *await _read(response, MAX_MESSAGE_BYTES))
+                    return _whole(id, request, text, 0)
                 if kind != EVENTS:
                     raise Unreadable(f"The tool's server answered with {kind[:80]}, which is not the protocol's.")
-                return await self._follow(response, reading)
+                stream = _AnswerStream(id, request)
+                return await self._follow(response, stream) or stream
             finally:
                 response.leave()
+        finally:
+            self._room.leave()
 
-    def _check_authorized(self, response: Response) -> None:
+    def _check_authorized(self, response: ClientConnection) -> None:
         """Raise where what authorized a request was refused."""
         if self._sender is None:
             return
@@ -323,7 +358,7 @@ class HttpLink(_Link):
         if self._sender.is_refusal(response.status, challenges):
             raise _Unauthorized(response.status, challenges)
 
-    async def _follow(self, response: Response, reading: "_AnswerStream") -> RpcAnswer | None:
+    async def _follow(self, response: ClientConnection, reading: "_AnswerStream") -> RpcAnswer | None:
         """Read events until the answer; None where the stream ends before."""
         try:
             share = TurnShare()
@@ -333,7 +368,7 @@ class HttpLink(_Link):
                     if not share.is_left:
                         await asyncio.sleep(0)
                         share = TurnShare()
-                    answer = await self._event(event, reading)
+                    answer = reading.answer_fast(event.data) or await self._event(event, reading)
                     if answer is not None:
                         response.settle()
                         return answer
@@ -351,15 +386,15 @@ class HttpLink(_Link):
             case RpcMessage(method="notifications/progress"):
                 progress = progress_of(message)
                 if progress is not None and progress[0] == reading.id:
-                    await reading.report(ProgressReport(progress[1].message, progress[1].fraction))
+                    await reading.request.report(ProgressReport(progress[1].message, progress[1].fraction))
             case RpcMessage(method="notifications/tools/list_changed"):
                 self._check()
             case RpcMessage(method="elicitation/create", id=int() | str() as id) if (
-                reading.elicitations is not None and not self._terms.modern
+                reading.request.elicitations is not None and not self._terms.modern
             ):
-                self._do_aside(self._elicited(id, message.params, reading.elicitations))
-            case RpcMessage(method="notifications/cancelled") if reading.elicitations is not None:
-                reading.elicitations.withdraw(cancelled_id(message))
+                self._do_aside(self._elicited(id, message.params, reading.request.elicitations))
+            case RpcMessage(method="notifications/cancelled") if reading.request.elicitations is not None:
+                reading.request.elicitations.withdraw(cancelled_id(message))
             case RpcMessage(method=str(method), id=int() | str() as id):
                 # Answer a server's other requests with an error, because we support none.
                 reply: dict[str, Any] = {"jsonrpc": "2.0", "id": id}
@@ -388,7 +423,7 @@ class HttpLink(_Link):
                 if self._sender is not None:
                     headers |= renewed or await self._sender.headers()
                 async with self._room, self._http.get(self.spec.url, headers, _DEADLINES) as response:
-                    if response.status != 200 or _type(response.headers()) != EVENTS:
+                    if response.status != 200 or _type(response) != EVENTS:
                         self._check_authorized(response)
                         raise Gone("the server does not go on where it ended")
                     reading.again()
@@ -413,8 +448,8 @@ class HttpLink(_Link):
         except NeedsLogin as needs_login:
             raise Gone("nobody is logged in to go on where it ended") from needs_login
 
-    async def _refused(self, response: Response, id: str) -> RpcAnswer:
-        body, _ = await _read(response, response.headers(), EXCERPT_BYTES)
+    async def _refused(self, response: ClientConnection, id: str) -> RpcAnswer:
+        body, _ = await _read(response, EXCERPT_BYTES)
         message = read_message(body)
         error = message.error if message is not None else None
         # The protocol requires 404; older servers send 400 with a text about the session.
@@ -479,9 +514,7 @@ class SseLink(_Link):
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         """Do nothing: the SDK keeps the terms."""
 
-    async def ask(
-        self, method: str, params: Mapping[str, Any], report: Report, elicitations: Elicitations | None = None
-    ) -> RpcAnswer:
+    def ask(self, request: ServerRequest) -> Coroutine[Any, Any, RpcAnswer]:
         raise AssertionError("what is asked over SSE goes through the SDK")
 
     async def __aenter__(self) -> Any:
@@ -505,13 +538,20 @@ class _Unauthorized(Exception):
         self.challenges = challenges
 
 
+class _CallsAlike(msgspec.Struct, frozen=True):
+    """What all calls of one tool in one session have in common."""
+
+    headers: Mapping[str, str]
+    head: RequestHead
+    messages: CallMessages
+
+
 class _AnswerStream:
     """An answer as events, over one or several streams."""
 
-    def __init__(self, id: str, report: Report, elicitations: Elicitations | None) -> None:
+    def __init__(self, id: str, request: ServerRequest) -> None:
         self.id = id
-        self.report = report
-        self.elicitations = elicitations
+        self.request = request
         self.last_id: str | None = None
         self.retry: int | None = None
         self._events: EventStreamReader | None = None
@@ -526,19 +566,26 @@ class _AnswerStream:
                 self.retry = event.retry
         return events
 
+    def answer_fast(self, data: bytes) -> RpcAnswer | None:
+        """Return the answer to a call, if an event is one that is read at once: equals what `HttpLink._event` returns, or returns None."""
+        if self.request.method != CALL:
+            return None
+        return answer_fast(data, self.id)
+
     def again(self) -> None:
         self._events = None
 
 
-def _type(headers: Mapping[str, str]) -> str:
-    return headers.get("content-type", "").partition(";")[0].strip().lower() or "application/octet-stream"
+def _type(response: ClientConnection) -> str:
+    kind = response.header(b"content-type").decode("latin-1")
+    return kind.partition(";")[0].strip().lower() or "application/octet-stream"
 
 
-async def _read(response: Response, headers: Mapping[str, str], max_bytes: int) -> tuple[bytes, int]:
+async def _read(response: ClientConnection, max_bytes: int) -> tuple[bytes, int]:
     """Read the body up to `max_bytes`; return also the number of missing bytes."""
-    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+    if response.header(b"content-encoding").strip().lower() not in (b"", b"identity"):
         raise Unreadable("The tool's server sent an encoded answer, which was not asked for.")
-    announced = int(headers.get("content-length", 0))
+    announced = int(response.header(b"content-length") or 0)
     if 0 < announced <= max_bytes:
         return await response.read(max_bytes), 0
     data = bytearray()
@@ -549,9 +596,11 @@ async def _read(response: Response, headers: Mapping[str, str], max_bytes: int) 
     return bytes(data), 0
 
 
-def _whole(id: str, body: bytes, missing: int) -> RpcAnswer:
+def _whole(id: str, request: ServerRequest, body: bytes, missing: int) -> RpcAnswer:
     if missing:
         return answer_in_part(body, missing)
+    if request.method == CALL and (answer := answer_fast(body, id)) is not None:
+        return answer
     for data in batch_of(body):
         message = read_message(data)
         if message is not None and message.method is None and message.id in (id, None):

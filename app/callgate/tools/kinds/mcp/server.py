@@ -6,12 +6,12 @@ list, and outcomes of its answers.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import mcp_types as types
+import msgspec
 import structlog
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
@@ -29,12 +29,24 @@ from callgate.tools.kinds.mcp.http import HttpLink, HttpSpec, SseLink
 from callgate.tools.kinds.mcp.identities import Per, place_of
 from callgate.tools.kinds.mcp.pins import Holds, PinMode, Pins, what_is_held
 from callgate.tools.kinds.mcp.process import StdioSpec
-from callgate.tools.kinds.mcp.results import for_user, outcome_of
+from callgate.tools.kinds.mcp.results import for_user, outcome_fast, outcome_of
 from callgate.tools.kinds.mcp.rounds import CannotAsk, in_rounds
 from callgate.tools.kinds.mcp.sender import OPERATORS, Sender, Visitor
-from callgate.tools.kinds.mcp.session import CALL, READ, Link, ResourceList, Session
+from callgate.tools.kinds.mcp.session import Link, ResourceList, Session
 from callgate.tools.kinds.mcp.stdio import StdioLink
-from callgate.tools.kinds.mcp.wire import SESSION_FORGOTTEN, Forgotten, Gone, NotSent, RpcAnswer, Unreadable
+from callgate.tools.kinds.mcp.wire import (
+    CALL,
+    READ,
+    SESSION_FORGOTTEN,
+    Forgotten,
+    Gone,
+    NotSent,
+    RpcAnswer,
+    RpcError,
+    ServerRequest,
+    Unreadable,
+)
+from callgate.tools.questions import AskPerson
 from callgate.tools.source_schemas import SourceSchemas
 from callgate.tools.source_supervisor import CannotOpen, MustRenew
 
@@ -222,35 +234,20 @@ class McpSource:
         if session is not None:
             await session.close()
 
-    def call(self, tool: Descriptor, arguments: Mapping[str, Any], context: CallContext) -> Awaitable[RpcAnswer]:
-        """Call a tool, and answer what it asks a person meanwhile."""
-        return self._asked(CALL, {"name": tool.name, "arguments": arguments}, context, direct=tool.direct)
-
-    def read(self, uri: str, context: CallContext) -> Awaitable[RpcAnswer]:
-        """Read a resource, and answer what that asks a person."""
-        return self._asked(READ, {"uri": uri}, context, direct=True)
-
-    def _asked(
-        self, method: str, params: Mapping[str, Any], context: CallContext, *, direct: bool
-    ) -> Awaitable[RpcAnswer]:
+    def ask(self, request: ServerRequest, person: AskPerson | None) -> Coroutine[Any, Any, RpcAnswer]:
+        """Call a tool or read a resource, and answer what that asks a person meanwhile."""
         if not self._spec.modes:
-            return self._send(method, params, context, None, direct=direct)
-        asking = Elicitations(self.name, self._spec.modes, context.ask)
+            return self._send(request)
+        asking = Elicitations(self.name, self._spec.modes, person)
 
-        async def send(answers: Mapping[str, Any]) -> RpcAnswer:
-            return await self._send(method, {**params, **answers}, context, asking, direct=direct)
+        def send(answers: Mapping[str, Any]) -> Awaitable[RpcAnswer]:
+            return self._send(
+                msgspec.structs.replace(request, params={**request.params, **answers}, elicitations=asking)
+            )
 
         return in_rounds(send, asking)
 
-    async def _send(
-        self,
-        method: str,
-        params: Mapping[str, Any],
-        context: CallContext,
-        asking: Elicitations | None,
-        *,
-        direct: bool,
-    ) -> RpcAnswer:
+    async def _send(self, request: ServerRequest) -> RpcAnswer:
         """Send a request; a second time on a new session, where the server only refused the old one."""
         self._under_way += 1
         try:
@@ -258,14 +255,13 @@ class McpSource:
                 raise self.needs_login
             session = self._session or await self._renewed(None)
             try:
-                answer = await session.call(params, context.report, direct=direct, elicitations=asking, method=method)
+                answer = await session.call(request)
             except Forgotten:
                 self._renewing = self._renewing or self._session is session
                 session = await self._renewed(session)
-                return await session.call(params, context.report, direct=direct, elicitations=asking, method=method)
-            if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and direct and method == CALL:
-                # Refused for its format, before anything ran; the SDK supports other versions.
-                return await session.call(params, context.report, direct=False, elicitations=asking)
+                return await session.call(request)
+            if answer.error is not None and _is_for_sdk(answer.error, request):
+                return await session.call(msgspec.structs.replace(request, is_direct=False))
             return answer
         finally:
             self._under_way -= 1
@@ -401,11 +397,13 @@ class McpTool:
     descriptor: Descriptor
     read_only: bool
 
-    async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
-        if self.server.is_held(self.descriptor.name):
-            return Failed(HELD, FailureKind.REFUSED)
-        ask = partial(self.server.call, self.descriptor, call.arguments, context)
-        return await _outcome(self.server, ask, context, read_only=self.read_only)
+    def execute(self, call: ReadyCall, context: CallContext) -> Coroutine[Any, Any, Outcome]:
+        tool = self.descriptor
+        if self.server.is_held(tool.name):
+            return _held()
+        params = {"name": tool.name, "arguments": call.arguments}
+        request = ServerRequest(CALL, params, context.report, tool.direct)
+        return _outcome(self.server, request, context, read_only=self.read_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,22 +412,28 @@ class McpResources:
 
     server: McpSource
 
-    async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
-        ask = partial(self.server.read, call.arguments["uri"], context)
-        return await _outcome(self.server, ask, context, read_only=True)
+    def execute(self, call: ReadyCall, context: CallContext) -> Coroutine[Any, Any, Outcome]:
+        request = ServerRequest(READ, {"uri": call.arguments["uri"]}, context.report)
+        return _outcome(self.server, request, context, read_only=True)
 
 
-async def _outcome(
-    server: McpSource, ask: Callable[[], Awaitable[RpcAnswer]], context: CallContext, *, read_only: bool
-) -> Outcome:
+async def _held() -> Outcome:
+    return Failed(HELD, FailureKind.REFUSED)
+
+
+async def _outcome(server: McpSource, request: ServerRequest, context: CallContext, *, read_only: bool) -> Outcome:
     """Return what came of a request. Raises `NeedsLogin`."""
     try:
-        answer = await ask()
+        answer = await server.ask(request, context.ask)
+        if not (context.wants_structured or context.for_client):
+            text = outcome_fast(answer)
+            if text is not None:
+                return text
         result = answer.result
         is_annotated = result is not None and any(piece.annotations is not None for piece in result.content)
-        if is_annotated and (text := for_user(answer)):
+        if is_annotated and (text_for_user := for_user(answer)):
             await context.report(
-                ProgressReport("a part of the result is for the user only", answer=text[:MAX_FOR_USER])
+                ProgressReport("a part of the result is for the user only", answer=text_for_user[:MAX_FOR_USER])
             )
         return outcome_of(
             answer,
@@ -453,6 +457,11 @@ async def _outcome(
             "What the tool should do may or may not have happened.",
             FailureKind.UNKNOWN,
         )
+
+
+def _is_for_sdk(error: RpcError, request: ServerRequest) -> bool:
+    """Return whether a call was refused for its format, before anything ran: the SDK supports other versions."""
+    return error.code == types.HEADER_MISMATCH and request.is_direct and request.method == CALL
 
 
 def unavailable(server: str) -> Failed:

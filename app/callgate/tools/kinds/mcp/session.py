@@ -7,7 +7,7 @@ the client where the link cannot bypass the SDK.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 import anyio
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from callgate import __version__
 from callgate.calls.unseen import visible
-from callgate.conversation.ports import ProgressReport, Report, ignore_progress
+from callgate.conversation.ports import ProgressReport, ignore_progress
 from callgate.http.trace_context import TRACE, trace_headers
 from callgate.tools.kinds.mcp.authorization import NeedsLogin
 from callgate.tools.kinds.mcp.elicitation import CallsThatAsk, Elicitations, Mode, capabilities_of
@@ -32,11 +32,13 @@ from callgate.tools.kinds.mcp.sdk import (
 )
 from callgate.tools.kinds.mcp.wire import (
     LIST_BYTES,
+    READ,
     SESSION_FORGOTTEN,
     Gone,
     ListBudget,
     RpcAnswer,
     RpcError,
+    ServerRequest,
     Terms,
     Unreadable,
     answer_from,
@@ -58,8 +60,6 @@ LONGEST_RELIST_SECONDS = 15.0
 QUIET_SECONDS = 30.0
 """After so long without a change the interval is the least again."""
 LISTEN_AGAIN_SECONDS = 2.0
-CALL = "tools/call"
-READ = "resources/read"
 MAX_TTL_SECONDS = 60.0
 """The longest time for which a server's list is believed to be fresh, whatever it says: what it announces would go unheard."""
 FOREVER = 86_400.0
@@ -103,9 +103,7 @@ class Link(Transport, Protocol):
         """Set the terms of the session, and a function to call when the tools or the server should be checked."""
         ...
 
-    async def ask(
-        self, method: str, params: Mapping[str, Any], report: Report, elicitations: Elicitations | None = None
-    ) -> RpcAnswer: ...
+    def ask(self, request: ServerRequest) -> Coroutine[Any, Any, RpcAnswer]: ...
 
     def kill(self) -> None: ...
 
@@ -216,59 +214,47 @@ class Session:
         self._changed = True
         self._stirred.set()
 
-    def call(
-        self,
-        params: Mapping[str, Any],
-        report: Report,
-        *,
-        direct: bool,
-        elicitations: Elicitations | None = None,
-        method: str = CALL,
-    ) -> Awaitable[RpcAnswer]:
+    def call(self, request: ServerRequest) -> Awaitable[RpcAnswer]:
         """Call a tool, or read a resource. Raises `Gone` where the connection was lost, at once or when it is awaited."""
-        if elicitations is None:
-            return self._call(method, params, report, direct, None)
-        return self._call_that_asks(method, params, report, direct, elicitations)
+        if request.elicitations is None:
+            return self._call(request)
+        return self._call_that_asks(request, request.elicitations)
 
-    async def _call_that_asks(
-        self, method: str, params: Mapping[str, Any], report: Report, direct: bool, elicitations: Elicitations
-    ) -> RpcAnswer:
+    async def _call_that_asks(self, request: ServerRequest, elicitations: Elicitations) -> RpcAnswer:
         leave = self._calls.enter(elicitations)
         try:
-            return await self._call(method, params, report, direct, elicitations)
+            return await self._call(request)
         finally:
             leave()
             await elicitations.close()
 
-    def _call(
-        self, method: str, params: Mapping[str, Any], report: Report, direct: bool, elicitations: Elicitations | None
-    ) -> Awaitable[RpcAnswer]:
+    def _call(self, request: ServerRequest) -> Awaitable[RpcAnswer]:
         if self._ended.is_set() or self._client is None:
             raise not_sent(self._link.gone, "the session has ended")
         if (trace := TRACE.get()) is not None:
             trace.note(
                 {
-                    "mcp.method.name": method,
+                    "mcp.method.name": request.method,
                     "mcp.protocol.version": self._client.protocol_version,
                     "mcp.session.id": self._link.session_id or None,
                     "network.transport": self._link.transport,
                 }
             )
-        if direct and self._link.direct:
-            return self._link.ask(method, params, report, elicitations)
-        return self._call_through_sdk(self._client, method, params, report)
+        if request.is_direct and self._link.direct:
+            return self._link.ask(request)
+        return self._call_through_sdk(self._client, request)
 
-    async def _call_through_sdk(
-        self, client: Client, method: str, params: Mapping[str, Any], report: Report
-    ) -> RpcAnswer:
+    async def _call_through_sdk(self, client: Client, request: ServerRequest) -> RpcAnswer:
+        params = request.params
+
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             fraction = None
             if total:
                 fraction = min(max(progress / total, 0.0), 1.0)
-            await report(ProgressReport(message or "", fraction))
+            await request.report(ProgressReport(message or "", fraction))
 
         try:
-            if method == READ:
+            if request.method == READ:
                 result = await client.session.read_resource(
                     params["uri"],
                     input_responses=_read_responses(params.get("inputResponses")),
@@ -454,7 +440,8 @@ class Session:
     async def _lenient_page(self, cursor: str | None) -> tuple[list[types.Tool], str | None]:
         """Read a page of tools one by one, because the SDK refuses a whole list for one invalid tool."""
         async with asyncio.timeout(ASK_SECONDS):
-            answer = await self._link.ask("tools/list", {} if cursor is None else {"cursor": cursor}, ignore_progress)
+            params = {} if cursor is None else {"cursor": cursor}
+            answer = await self._link.ask(ServerRequest("tools/list", params, ignore_progress))
         assert self._link.budget is not None
         self._link.budget.take(bytes(answer.raw))
         page = _read_page(answer.raw)

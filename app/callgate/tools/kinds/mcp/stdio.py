@@ -16,8 +16,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from callgate.conversation.ports import Report
-from callgate.tools.kinds.mcp.elicitation import Elicitations, declare
+from callgate.tools.kinds.mcp.elicitation import declare
 from callgate.tools.kinds.mcp.process import NotReading, ServerProcess, StdioSpec
 from callgate.tools.kinds.mcp.sdk import SessionMessage
 from callgate.tools.kinds.mcp.wire import (
@@ -30,6 +29,7 @@ from callgate.tools.kinds.mcp.wire import (
     NotSent,
     RpcAnswer,
     RpcMessage,
+    ServerRequest,
     Terms,
     Unreadable,
     Waiting,
@@ -41,9 +41,9 @@ from callgate.tools.kinds.mcp.wire import (
     id_in_head,
     id_in_tail,
     id_of_unreadable,
+    message_of,
     progress_of,
     read_message,
-    request,
 )
 from callgate.untrusted.doors import TooMuch, Untrusted, written_here
 from callgate.untrusted.pydantic_readers import read_as
@@ -87,17 +87,15 @@ class StdioLink:
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         self._terms = terms
 
-    async def ask(
-        self, method: str, params: Mapping[str, Any], report: Report, elicitations: Elicitations | None = None
-    ) -> RpcAnswer:
+    async def ask(self, request: ServerRequest) -> RpcAnswer:
         """Send a request and wait for the answer. A server's own questions name no call here, so that they go to the session."""
         if self._child is None or self.gone.done():
             raise NotSent("the process has ended")
         id = f"c{next(self._ids)}"
         waiting = self._waiting[id] = Waiting()
         try:
-            self._child.write(request(id, method, params, self._terms) + b"\n")
-            return await waiting.answer(report)
+            self._child.write(message_of(id, request, self._terms) + b"\n")
+            return await waiting.answer(request.report)
         except asyncio.CancelledError:
             with contextlib.suppress(NotReading):  # the cancellation would not be read either
                 self._child.write(cancellation(id) + b"\n")
