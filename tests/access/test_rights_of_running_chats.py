@@ -216,7 +216,7 @@ async def test_a_chat_goes_on_over_a_reload_that_takes_nothing_from_it(upstream:
 async def test_a_body_that_came_slowly_is_read_under_the_keys_of_then(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("callgate.api.endpoint.SLOW_BODY_SECONDS", 0.0)
+    monkeypatch.setattr("callgate.api.middleware.SLOW_BODY_SECONDS", 0.0)
     upstream.script("m", [Reply(text="secret")])
     admitted = asyncio.Event()
     admit = Access.admit
@@ -266,7 +266,7 @@ async def test_nothing_is_done_for_a_key_that_ended_while_its_body_came(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch, path: str, tmp_path: Path
 ) -> None:
     toolshed.steps.clear()
-    monkeypatch.setattr("callgate.api.rights.SLOW_BODY_SECONDS", 0.0)
+    monkeypatch.setattr("callgate.api.middleware.SLOW_BODY_SECONDS", 0.0)
     admitted = asyncio.Event()
     admit = Access.admit
 

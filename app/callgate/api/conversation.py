@@ -14,7 +14,7 @@ from callgate.api.choices import chat_side_by_side, for_choice, preloaded
 from callgate.api.client_names import under_own_names
 from callgate.api.judged_request import JudgedRequest
 from callgate.api.middleware import RequestContext
-from callgate.api.rights import RightfulModel, rights_of_chat
+from callgate.api.rights import Capability, RightfulModel, rights_of_chat
 from callgate.api.run_ports import KeptChoice, KeptRun
 from callgate.callers.caller import ANONYMOUS, Caller, Principal, account_of, owner_name
 from callgate.callers.metering import RequestMeter
@@ -42,7 +42,7 @@ from callgate.conversation.ports import Emit, Message, ModelRequest, Toolbox, Tu
 from callgate.conversation.turn_recovery import Recovery
 from callgate.policy.judge import names_hosted
 from callgate.records.ports import Recording, RunTrace
-from callgate.runtime.chat_setup import ChatSetup, RightsNow, clients_toolbox
+from callgate.runtime.chat_setup import ChatSetup, RightsNow, ToolsNow, clients_toolbox
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.route import EMPTY_TOOLS_LIST, Route
 from callgate.runtime.runtime import Runtime
@@ -96,8 +96,6 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     guard: "RequestGuard | None" = None
     """The guardrails that look at it, where there are any."""
     _meter: RequestMeter | None = None
-    _generation: int | None = None
-    """That of the keys when the model was asked, where that was before its chat was set up."""
     adds_servers: Callable[["Conversation", Work, EmitAny], Awaitable[None]] | None = None
     """Does the work with the tools of the servers that the request names; None where it names none."""
     lists: Sequence[ToolsListed] = ()
@@ -162,6 +160,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
 
     async def _placed(self, work: Work, emit: EmitAny) -> None:
         with await self.runtime.place_at(self.request.model):
+            self._rights().ask()  # the key may have ended while it was waited for
             await work(emit)
 
     async def _metered(self, work: Work, emit: EmitAny) -> None:
@@ -189,7 +188,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
                 self.judged.passed_through(), self.route.model, partial(self._emit_seldom, emit)
             )
         except BaseException as failure:
-            await self._emit_seldom(emit_nothing, ChatFailed(_reason(failure)))
+            await self._tell_of_failure(failure, partial(self._emit_seldom, emit_nothing))
             raise
         if isinstance(passed, BegunModel):
             await self._chat(0, passed, emit, passes_through=True)
@@ -226,17 +225,16 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             original=self.judged.original,
             leave_out=self.judged.leave_out,
         )
-        self._generation = self.runtime.access.last_generation()
         answer: AnswerRead | BegunModel
         try:
             answer = await read_answer_fast(asked, self.route.model, partial(self._emit_seldom, emit), texts)
             if type(answer) is AnswerRead:
                 await self._tell_read(answer, emit)
         except BaseException as failure:
-            await self._emit_seldom(emit_nothing, ChatFailed(_reason(failure)))
+            await self._tell_of_failure(failure, partial(self._emit_seldom, emit_nothing))
             raise
         if isinstance(answer, BegunModel):
-            await self._chat(0, answer, emit, begun=BegunTurn(asked, texts))
+            await self._chat(0, answer, emit, begun=BegunTurn(asked, texts, answer))
 
     async def _tell_read(self, answer: AnswerRead, emit: Emit) -> None:
         turn_ended = answer.turn_ended
@@ -254,6 +252,15 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             await emit(turn_ended)
         await emit(chat_ended)
         self._note_ending(ending)
+
+    async def _tell_of_failure(
+        self, failure: BaseException, tell: Emit, choice: int = 0, begun: BegunTurn | None = None
+    ) -> None:
+        """Tell that a chat has failed, unless it had ended: what fails behind that, such as storing its answer, does not end it again."""
+        if begun is not None and (turn_ended := await begun.abandoned()) is not None:
+            await tell(turn_ended)
+        if not self.diagnoses[choice].has_ended():
+            await tell(ChatFailed(_reason(failure)))
 
     def _emit_seldom(self, emit: Emit, event: ChatEvent) -> Awaitable[None]:
         """Emit one of the few events beside the usual ones, to listeners that are made for it."""
@@ -345,7 +352,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         except SeparateChoices:
             raise  # nothing has happened yet
         except BaseException as failure:
-            await emit_to_listeners(listeners, emit_nothing)(ChatFailed(_reason(failure)))
+            await self._tell_of_failure(failure, emit_to_listeners(listeners, emit_nothing), choice, begun)
             raise
         notes = self.context.notes
         notes["ending"] = str(ending.kind)
@@ -409,7 +416,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         client_tools = request.read_tools()
         if history is None:
             history = request.read_history()
-        setup, model = await self._set_up(choice, model, client_tools, guard)
+        setup, model = await self._set_up(choice, model, client_tools, guard, was_asked=begun is not None)
         toolbox = setup.toolbox if guard is None else guard.toolbox(setup.toolbox)
         has_tools = self.route.server_tools is not None
         if has_tools and (self.replay is None or self.replay.tools is None):
@@ -480,8 +487,25 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             deferred=setup.deferred,
         )
 
+    def _rights(self, *, was_asked: bool = False) -> Capability[ToolsNow | None]:
+        """Return what the chat asks while it runs."""
+        return rights_of_chat(
+            self.manager,
+            self.context,
+            self.runtime,
+            self.request.model,
+            by_name=self.durable is not None,
+            was_asked=was_asked,
+        )
+
     async def _set_up(
-        self, choice: int, model: TurnModel, client_tools: Sequence[msgspec.Raw], guard: "ChatGuard | None" = None
+        self,
+        choice: int,
+        model: TurnModel,
+        client_tools: Sequence[msgspec.Raw],
+        guard: "ChatGuard | None" = None,
+        *,
+        was_asked: bool = False,
     ) -> tuple[ChatSetup, TurnModel]:
         """Return the toolbox of a chat, and the model; both wrapped where its run outlives its process."""
         durable: KeptChoice | None = None
@@ -490,14 +514,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         request = self.request
         rights: RightsNow | None = None
         if self.route.server_tools is not None:
-            capability = rights_of_chat(
-                self.manager,
-                self.context,
-                self.runtime,
-                request.model,
-                by_name=self.durable is not None,
-                generation=self._generation,
-            )
+            capability = self._rights(was_asked=was_asked)
             model = RightfulModel(_model=model, _capability=capability)
             rights = capability.ask
         setup = self.runtime.toolboxes.engage(

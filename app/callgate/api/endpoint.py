@@ -25,7 +25,7 @@ from callgate.api.guarded_bodies import check_not_blocked, judged_body
 from callgate.api.judged_request import judged_request
 from callgate.api.left_out import FieldsLeftOut, note_hosted
 from callgate.api.middleware import RequestContext
-from callgate.api.rights import SLOW_BODY_SECONDS, Capability, anything, let_in_again, send_while_allowed
+from callgate.api.rights import Capability, anything, let_in_again, send_while_allowed
 from callgate.api.run_ports import (
     LOST_KEY,
     WELL,
@@ -68,18 +68,19 @@ class FaceEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context: RequestContext = scope["context"]
         context.route = self._face.route
-        caller = context.caller
-        assert caller is not None, "the middleware requires a caller here"
         manager = self._manager
         config = manager.current.config
         if "content-encoding" in context.headers:  # its length was checked by the middleware
             check_body(context.headers, config.limits.body_bytes)
         body = await read_counted(receive, config.limits.body_bytes, context.hold)
-        if time.perf_counter() - context.started > SLOW_BODY_SECONDS:
+        caller = context.caller
+        if caller is None or not context.is_current(manager.current):
             caller = let_in_again(manager, context)
         if manager.current.guarding is not None:
             model = None if self._model_in is None else self._model_in(context.path)
             body = await judged_body(manager.current, context, caller, body, model)
+            if not context.is_current(manager.current):  # a hook may have taken its time
+                caller = let_in_again(manager, context)
         exchange = await self._face.read(body, context, config)
         servers = exchange.request.tools.servers
         if servers is None and exchange.detached is None and "idempotency-key" not in context.headers:
@@ -118,7 +119,7 @@ class FaceEndpoint:
     async def resume(self, request: RunRequest, caller: Caller, run: KeptRun, receive: Receive, send: Send) -> Ended:
         """Answer a request whose run began in another process."""
         context = RequestContext(request.headers, request.path)
-        context.caller = caller
+        context.admit(caller, self._manager.current)
         context.route = self._face.route
         exchange = await self._face.read(await opened(request.body), context, self._manager.current.config)
         return await self._answer(context, exchange, caller, run, receive, send)

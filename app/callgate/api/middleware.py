@@ -86,6 +86,9 @@ CALLER_MEMORY = "callgate.caller_memory"
 CLIENT_CLOSED = 499
 """The status in the log for a request whose client disconnected before the answer."""
 
+SLOW_BODY_SECONDS = 1.0
+"""A body that takes longer is read under the keys of then: a revoked key works no longer than that."""
+
 SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 log = Log("callgate.access")
@@ -100,6 +103,10 @@ class RequestContext(msgspec.Struct, eq=False):
     ids: dict[str, str] = {}
     """Fields of all its log lines."""
     caller: Caller | None = None
+    admitted_by: Runtime | None = None
+    """The runtime that has said who its caller is."""
+    generation: int = 0
+    """That of the keys by which it did."""
     route: str = "other"
     """The route for metrics; never the client's text."""
     model: str = ""
@@ -135,6 +142,20 @@ class RequestContext(msgspec.Struct, eq=False):
             self.ids["request_id"] = masked(client_id)
         else:
             self.request_id = self.ids["request_id"] = new_request_id()
+
+    def admit(self, caller: Caller | None, runtime: Runtime) -> None:
+        """Note whose it is, by the keys that were looked at just now. Whatever it waits for afterwards, it is found out where they change."""
+        self.caller = caller
+        self.admitted_by = runtime
+        self.generation = runtime.access.last_generation()
+
+    def is_current(self, runtime: Runtime) -> bool:
+        """Return whether nothing is known by which its caller could be refused by now, and nobody has to look."""
+        return (
+            runtime is self.admitted_by
+            and runtime.access.last_generation() == self.generation
+            and time.perf_counter() - self.started <= SLOW_BODY_SECONDS
+        )
 
     def hold(self, size: int, largest: int) -> None:
         """Count bytes of its body, of at most `largest`. Raises `ChatError` 503 where there is no room."""
@@ -225,7 +246,7 @@ class Middleware:
             except KeysWanted as wanted:
                 await wanted.fetch()
                 caller = _caller(runtime, path, context)
-            context.caller = caller
+            context.admit(caller, runtime)
             _count_connection(scope, caller)
             is_light = route_fast is None and (method in LIGHT_METHODS or path.startswith(LIGHT_PATHS))
             if caller is None or is_light:

@@ -1,6 +1,5 @@
 """Checks the permissions of a caller: for runs, usage, metrics and administration, and of what goes on after its question."""
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -22,8 +21,8 @@ from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
 
 EVENT_STREAM: Final = b"text/event-stream"
-SLOW_BODY_SECONDS: Final = 1.0
-"""A body that takes longer is read under the keys of then: a revoked key works no longer than that."""
+_NEVER: Final = -1
+"""No generation of keys."""
 Given = TypeVar("Given")
 
 
@@ -94,15 +93,14 @@ class Capability(msgspec.Struct, Generic[Given], eq=False, kw_only=True):
         """`check` returns what a caller is given, or raises a `ChatError`."""
         caller = context.caller
         assert caller is not None, "the middleware requires a caller here"
-        runtime = manager.current
         return Capability(
             _manager=manager,
             _headers=context.headers,
             _caller=caller,
             _check=check,
-            _runtime=runtime,
-            _generation=runtime.access.last_generation(),
-            _given=check(runtime, caller),
+            _runtime=context.admitted_by or manager.current,
+            _generation=context.generation,
+            _given=check(manager.current, caller),
         )
 
     def ask(self) -> Given:
@@ -138,21 +136,23 @@ class Capability(msgspec.Struct, Generic[Given], eq=False, kw_only=True):
 
 
 def caller_after_body(manager: RuntimeManager, context: RequestContext) -> Caller:
-    """Return the caller of a request, once its body is there. Raises `ChatError` where its key was revoked while a slow one came."""
-    if time.perf_counter() - context.started > SLOW_BODY_SECONDS:
+    """Return the caller of a request, once its body is there. Raises `ChatError` where its key ended meanwhile."""
+    caller = context.caller
+    if caller is None or not context.is_current(manager.current):
         return let_in_again(manager, context)
-    assert context.caller is not None, "the middleware requires a caller here"
-    return context.caller
+    return caller
 
 
 def let_in_again(manager: RuntimeManager, context: RequestContext) -> Caller:
-    """Return the caller of a request whose body was slow: its key may have been revoked since its head was read."""
+    """Return the caller of a request that has waited: its key may have been revoked since its head was read."""
     before = context.caller
     assert before is not None, "the middleware requires a caller here"
-    context.caller = manager.current.access.admit(context.headers)
-    if owner_name(context.caller) != owner_name(before):
+    runtime = manager.current
+    caller = runtime.access.admit(context.headers)
+    if owner_name(caller) != owner_name(before):
         raise _forbidden("This key is another's by now.", "key_changed")
-    return context.caller
+    context.admit(caller, runtime)
+    return caller
 
 
 def no_key_any_more() -> ChatError:
@@ -168,14 +168,15 @@ def rights_of_chat(
     *,
     by_name: bool = False,
     check_caller: Callable[[Runtime, Caller], None] | None = None,
-    generation: int | None = None,
+    was_asked: bool = False,
 ) -> Capability[ToolsNow | None]:
-    """Return what a chat asks while it runs: it is given None as long as its caller may what it might when the chat began.
+    """Return what a chat asks while it runs: it is given None as long as its caller may what it might when it was let in.
 
     `began_with`: the runtime of the chat. `model`: the one that it asks, None where no model is asked. `by_name`: the run is carried on
-    without its request, so that the name of its key counts. `check_caller`: what else its caller has to be allowed. `generation`: that
-    of the keys when its model was asked, where it was asked already: what has changed since is noticed with the next question."""
+    without its request, so that the name of its key counts. `check_caller`: what else its caller has to be allowed. `was_asked`: its model
+    was asked already, so that what has changed since is noticed with the next question."""
     first_caller = context.caller
+    admitted_by = context.admitted_by
     assert first_caller is not None, "the middleware requires a caller here"
     capability = Capability(
         _manager=manager,
@@ -183,10 +184,10 @@ def rights_of_chat(
         _caller=first_caller,
         _check=partial(_tools_of_chat, began_with, first_caller, model, check_caller),
         _runtime=began_with,
-        _generation=began_with.access.last_generation() if generation is None else generation,
+        _generation=context.generation if admitted_by is began_with else _NEVER,
         _given=None,
     )
-    if generation is None and manager.current is not began_with:
+    if not was_asked and (manager.current is not began_with or admitted_by is not began_with):
         capability.ask()
     return capability
 

@@ -178,6 +178,10 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             {"server": event.server, **({"error": event.error} if event.error else {"tools": len(event.tools)})}
         )
 
+    def has_ended(self) -> bool:
+        """Return whether its chat has ended."""
+        return self._passed is not None or (bool(self._events) and type(self._events[-1]) is ChatEnded)
+
     def total_usage(self) -> Usage | None:
         """Return the sum of the usage of all turns, once the chat has ended."""
         if self._passed is not None:

@@ -169,14 +169,6 @@ def text_turn_fast(events: Sequence[ModelEvent]) -> Turn | None:
     return Turn(text=sound_text(text), reasons=finish.reasons, winner=finish.winner, usage=usage, head=head)
 
 
-class BegunTurn(msgspec.Struct, frozen=True, gc=False):
-    """The first turn of a chat whose model has begun to answer, but not with text alone."""
-
-    request: ModelRequest
-    texts: TurnTexts | None
-    """Were told of the request, and wait for what was said."""
-
-
 class BegunModel(msgspec.Struct, eq=False, kw_only=True):
     """A model that was asked for a turn already, and has begun its answer. Asked for that turn, it gives this answer; asked again, it
     goes on with the next attempt."""
@@ -201,6 +193,51 @@ class BegunModel(msgspec.Struct, eq=False, kw_only=True):
             attempts.chooser = self._attempts.chooser
             attempts.began = self._attempts.began
         return _BegunExchange(exchange, self._answer)
+
+    async def abandoned(self) -> TurnEnded | None:
+        """Close the answer where nobody has asked for it, and return what is known of its turn: its provider has counted it."""
+        exchange = self._exchange
+        if exchange is None:
+            return None
+        self._exchange = None
+        await exchange.__aexit__(None, None, None)
+        events: Sequence[ModelEvent] = ()
+        if type(self._answer) is PreloadedAnswer:
+            events = self._answer.events
+        attempts = self._attempts
+        reasons = tuple(event.reason for event in events if type(event) is Finished)
+        attempts.succeeded(gave_reason=bool(reasons))
+        usage = next((event for event in events if type(event) is Usage), None)
+        account = TurnAccount(
+            reasons=reasons,
+            findings=(),
+            run=(),
+            handed_back=(),
+            broken=(),
+            usage=usage,
+            seconds=time.monotonic() - attempts.began,
+            lane=self._answer.lane,
+            by=attempts.by,
+            attempts=attempts.number,
+            counts=None if usage is None else usage.counts(),
+        )
+        return TurnEnded(attempts.turn, account)
+
+
+class BegunTurn(msgspec.Struct, frozen=True, gc=False):
+    """The first turn of a chat whose model has begun to answer, but not with text alone."""
+
+    request: ModelRequest
+    texts: TurnTexts | None
+    """Were told of the request, and wait for what was said."""
+    model: BegunModel
+
+    async def abandoned(self) -> TurnEnded | None:
+        """Return the turn, where the chat failed before anybody has read the answer."""
+        turn_ended = await self.model.abandoned()
+        if turn_ended is not None and self.texts is not None:
+            self.texts.end("", "")
+        return turn_ended
 
 
 class _BegunExchange(msgspec.Struct, eq=False):
