@@ -12,9 +12,9 @@ from callgate.api.conversation import Conversation
 from callgate.application import create_app
 from callgate.conversation.events import CallWritten, Finished, ModelEvent, ProviderHead, ReasoningDelta, TextDelta
 from callgate.conversation.finish_words import OPEN
-from callgate.conversation.only_turn import text_turn_fast
 from callgate.conversation.turn import TurnBuilder
 from callgate.conversation.usage import Usage
+from callgate.conversation.whole_turn import text_turn_fast
 from callgate.models import retry
 from tests.e2e import test_passed_answers as passed
 from tests.e2e.test_passed_answers import CASES, Case, answer, hello, reset, seen, streamed, whole

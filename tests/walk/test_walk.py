@@ -19,9 +19,9 @@ class Bound:
 
 CEILINGS = {
     "plain stream": Bound(41, 135),
-    "tool turn": Bound(68, 286),
+    "tool turn": Bound(65, 258),
     "tool turn, streamed": Bound(70, 386),
-    "responses and MCP": Bound(90, 362),
+    "responses and MCP": Bound(87, 334),
     "responses and MCP, streamed": Bound(92, 462),
 }
 """What the walks were when this was last changed. It is only ever lowered, but for what each request

@@ -109,6 +109,13 @@ ENDS_OF_TEXT: Mapping[str, Finish] = {
 }
 """The finish of a turn without calls that ended with one of these reasons, about which there is nothing to find."""
 
+ENDS_OF_CALLS: Mapping[str, Finish] = {
+    reason: finish
+    for reason, (_, finish) in _USUAL.items()
+    if reason in _STANDARD and finish.winner is FinishClass.TOOL_CALLS
+}
+"""The finish of a turn with calls that ended with one of these reasons, about which there is nothing to find."""
+
 
 def finish_of_whole(reasons: Sequence[Finished]) -> Finish:
     """Return how a whole answer ended that goes on as its provider's bytes."""

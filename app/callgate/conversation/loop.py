@@ -48,6 +48,7 @@ from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder, TurnJudge
 from callgate.conversation.turn_calls import run_calls
 from callgate.conversation.usage import Usage, add_usage
+from callgate.conversation.whole_turn import calls_turn_fast, text_turn_fast
 
 JSON_FORMATS = ("json_object", "json_schema")
 FORMAT_IS_DUE = "format"
@@ -149,6 +150,10 @@ class _TurnReading(msgspec.Struct, eq=False, kw_only=True):
     _has_begun: bool = False
     building: TurnBuilder | None = None
     passed: PassedTurn | None = None
+    turn: Turn | None = None
+    """The turn of an answer in the usual form that came at once."""
+    _whole: Sequence[ModelEvent] = ()
+    """The events of that."""
     end: StreamEnd = StreamEnd.DONE
     lane: str = ""
     first_seconds: float = 0.0
@@ -157,9 +162,25 @@ class _TurnReading(msgspec.Struct, eq=False, kw_only=True):
 
     def said(self) -> tuple[str, str]:
         """Return the text and the reasoning that were read; of an answer that is passed on there is none."""
-        if self.building is None:
-            return "", ""
-        return self.building.said()
+        if self.building is not None:
+            return self.building.said()
+        return "".join(event.text for event in self._whole if type(event) is TextDelta), ""
+
+    def take_whole(self, events: Sequence[ModelEvent]) -> Awaitable[None]:
+        """Take all of an answer at once, and emit it; the caller awaits that."""
+        conversation = self._conversation
+        turn = text_turn_fast(events)
+        if turn is None:
+            turn = calls_turn_fast(events, conversation.toolbox.offer, conversation.rules.argument_bytes)
+        if turn is None:
+            return self.take(events)
+        self.turn = turn
+        self._whole = events
+        if not self._is_emitted:
+            return NOTHING
+        if conversation.held_text is not None:
+            events = conversation.hold_text(events)
+        return conversation.say(ModelOutput(conversation.index, events))
 
     def take(self, events: Sequence[ModelEvent]) -> Awaitable[None]:
         """Take a batch, and emit it; the caller awaits that. No coroutine, because every chunk goes through here."""
@@ -299,7 +320,7 @@ class _Conversation(msgspec.Struct):
         index = self.index
         summary = ""
         try:
-            turn, _ = await self._take(request, is_emitted=False)
+            turn, _ = await self._take(request, is_emitted=False, is_summary=True)
             summary = turn.text.strip()
             failure = _why_no_summary(turn)
         except ChatError as error:
@@ -330,12 +351,14 @@ class _Conversation(msgspec.Struct):
         return self._take(request, is_emitted=is_emitted, holds_text=self._holds_text(request))
 
     async def _take(
-        self, request: ModelRequest | Passthrough, *, is_emitted: bool, holds_text: bool = False
+        self,
+        request: ModelRequest | Passthrough,
+        *,
+        is_emitted: bool,
+        holds_text: bool = False,
+        is_summary: bool = False,
     ) -> tuple[Turn, Plan]:
         """Request one turn. It is requested again while its answers break off before any of them was sent to the client."""
-        is_summary = False
-        if isinstance(request, ModelRequest):
-            is_summary = request.is_summary
         await self._tell_of_beginning()
         attempts = Attempts(self.index, self.emit, began=self.clock())
         attempt_began = attempts.began
@@ -343,8 +366,12 @@ class _Conversation(msgspec.Struct):
             self.held_text = [] if holds_text else None
             failure: ChatError | None = None
             answer = await self._read_answer(request, attempts, is_emitted=is_emitted)
-            builder = answer.passed or answer.building or self.builder()
-            if type(builder) is TurnBuilder and builder.is_large():  # parsing its arguments would block the event loop
+            builder = answer.turn or answer.passed or answer.building or self.builder()
+            if type(builder) is Turn:
+                turn = builder
+            elif (
+                type(builder) is TurnBuilder and builder.is_large()
+            ):  # parsing its arguments would block the event loop
                 turn = await asyncio.to_thread(builder.finish, answer.end)
             else:
                 turn = builder.finish(answer.end)
@@ -420,7 +447,7 @@ class _Conversation(msgspec.Struct):
                     events = answer.events
                     answer.events = ()
                     if events:
-                        await reading.take(events)
+                        await reading.take_whole(events)
                 else:
                     if request.stream:
                         answer.hand_to(reading.take)
@@ -471,7 +498,7 @@ class _Conversation(msgspec.Struct):
     def held_back(self, events: Sequence[ModelEvent], building: TurnBuilder) -> Sequence[ModelEvent]:
         """Hold text that may not be part of the answer, and all that comes with calls that are not alone."""
         if building.as_written is None:
-            return self._without_text(events)
+            return self.hold_text(events)
         self.held_behind_calls += events
         return ()
 
@@ -489,14 +516,15 @@ class _Conversation(msgspec.Struct):
         if self.held_behind_calls:
             shown = [*_settled(self.held_behind_calls, is_answer=is_answer)]
             self.held_behind_calls = []
-            await self.emit(ModelOutput(self.index, shown if self.held_text is None else self._without_text(shown)))
+            await self.emit(ModelOutput(self.index, shown if self.held_text is None else self.hold_text(shown)))
         return turn
 
     def _only_imitates(self, turn: Turn) -> bool:
         """True if a model that calls in text wrote calls like those of its history, where no tool is offered."""
         return turn.prompted is not None and not self.toolbox.offer
 
-    def _without_text(self, events: Sequence[ModelEvent]) -> Sequence[ModelEvent]:
+    def hold_text(self, events: Sequence[ModelEvent]) -> Sequence[ModelEvent]:
+        """Hold text; return what is left."""
         assert self.held_text is not None
         self.held_text += [event for event in events if isinstance(event, TextDelta | Logprobs)]
         return [event for event in events if not isinstance(event, TextDelta | Logprobs)]

@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from callgate.calls.json_text import sound_text
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import (
     AnswerPassed,
@@ -19,17 +18,16 @@ from callgate.conversation.events import (
     Finished,
     ModelEvent,
     ModelOutput,
-    ProviderHead,
     TextDelta,
     TurnAccount,
     TurnEnded,
 )
-from callgate.conversation.finish import ENDS_OF_TEXT, Finish, finish_of_whole
+from callgate.conversation.finish import finish_of_whole
 from callgate.conversation.loop import CUT, passed_ending
 from callgate.conversation.ports import Emit, ModelAnswer, ModelRequest, Passthrough, TurnModel, TurnTexts
 from callgate.conversation.preloaded_model import PreloadedAnswer
-from callgate.conversation.turn import Turn
 from callgate.conversation.usage import Usage, add_usage
+from callgate.conversation.whole_turn import text_turn_fast
 
 _ANSWERED: Final = Ending(EndingKind.ANSWERED, "stop")
 _ANSWERED_IN_PART: Final = Ending(EndingKind.ANSWERED, "length")
@@ -142,31 +140,6 @@ async def read_answer_fast(
             () if usage is None else (usage,),
         ),
     )
-
-
-def text_turn_fast(events: Sequence[ModelEvent]) -> Turn | None:
-    """Return the turn of a whole answer, which equals what `TurnBuilder` makes of its events, where they are a text, the head, the usage and
-    one usual finish reason; None of any others."""
-    text = ""
-    finish: Finish | None = None
-    usage: Usage | None = None
-    head: ProviderHead | None = None
-    for event in events:
-        if type(event) is TextDelta and not text:
-            text = event.text
-        elif type(event) is Finished and finish is None and event.meaning is None:
-            finish = ENDS_OF_TEXT.get(event.reason)
-            if finish is None:
-                return None
-        elif type(event) is Usage:
-            usage = event
-        elif type(event) is ProviderHead:
-            head = head or event
-        else:
-            return None
-    if finish is None:
-        return None
-    return Turn(text=sound_text(text), reasons=finish.reasons, winner=finish.winner, usage=usage, head=head)
 
 
 class BegunModel(msgspec.Struct, eq=False, kw_only=True):

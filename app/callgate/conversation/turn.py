@@ -6,7 +6,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import msgspec
 from msgspec.structs import replace
@@ -50,6 +50,7 @@ MAX_NAME = 64
 """Characters that providers allow for a function name in the history."""
 
 
+@final
 class Turn(msgspec.Struct, frozen=True, gc=False):
     """A finished model answer; each of its calls is settled."""
 

@@ -1,0 +1,139 @@
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from callgate.calls.json_text import LARGE
+from callgate.calls.offer import Bridge, Offer, OfferedTool
+from callgate.calls.states import Flaw
+from callgate.conversation.events import (
+    CallDelta,
+    CallNotRun,
+    CallWritten,
+    EndNotSeen,
+    Finished,
+    ModelEvent,
+    PromptedCalling,
+    ProviderError,
+    ProviderHead,
+    StreamEnd,
+    TextDelta,
+)
+from callgate.conversation.finish_words import OPEN
+from callgate.conversation.turn import TurnBuilder
+from callgate.conversation.usage import Usage
+from callgate.conversation.whole_turn import calls_turn_fast
+from callgate.tools.schema import compile_schema
+from tests.chaos.scale import examples
+
+SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}
+CHECKED: Offer = {"get_weather": OfferedTool("get_weather", SCHEMA, compile_schema(SCHEMA))}
+OFFER: Offer = {
+    **CHECKED,
+    "clients": OfferedTool("clients", SCHEMA),
+    "bridge": OfferedTool("bridge", {}, bridge=Bridge(CHECKED, lambda name: ())),
+}
+LIMIT = 60
+USUAL = CallWritten("get_weather", '{"city": "Bern"}', "call_1")
+
+names = st.sampled_from(["get_weather", "clients", "bridge", "functions.get_weather", "other", " ", None])
+ids = st.sampled_from(["call_1", "call_2", "call_\xe9", "\ud800", " ", "", 7, None])
+arguments = st.sampled_from(
+    [
+        '{"city": "Bern"}',
+        '{"city": "Z\xfcrich", "days": 2}',
+        '{"city": "Bern", "days": "2"}',
+        '{"city": "Bern", "city": "Rom"}',
+        '{"city": "\\ud800"}',
+        '{"city": "\ud83d\ude00"}',
+        '{"city": "\ud800"}',
+        '{"days": 2}',
+        '{"city": "Be',
+        '"{}"',
+        '```json\n{"city": "Bern"}\n```',
+        "[1]",
+        "null",
+        "{}",
+        " ",
+        "",
+        '{"city": "' + "x" * LIMIT + '"}',
+        '{"city": "' + "\xfc" * (LIMIT // 2) + '"}',
+        '{"name": "get_weather", "arguments": {"city": "Bern"}}',
+        {"city": "Bern"},
+        None,
+    ]
+)
+flags = st.sampled_from(
+    ["repaired", "only_text", "undeclared_json", "from_text", "legacy", "custom", "at_once", "is_alone"]
+)
+calls = st.builds(CallWritten, names, arguments, ids) | st.builds(
+    lambda flag, value, name, text: CallWritten(name, text, "call_3", **{flag: value}),
+    flags,
+    st.booleans(),
+    names,
+    arguments,
+)
+odd_calls = st.sampled_from(
+    [
+        CallWritten("get_weather", "{}", "call_1", flaw=Flaw.INVALID_JSON),
+        CallWritten("get_weather", '{"city": "Bern"}', "call_1", extras={"signature": "x"}),
+        CallDelta(0, "call_1", "get_weather", '{"city": "Bern"}'),
+    ]
+)
+reasons = st.sampled_from(["tool_calls", "function_call", "stop", "length", "TOOL_CALLS", "content_filter", "odd", " "])
+others = st.sampled_from(
+    [
+        ProviderHead("r1", "m"),
+        ProviderHead("r2"),
+        Usage({}),
+        Usage({"prompt_tokens": 1}),
+        TextDelta("Hm."),
+        ProviderError("no"),
+        EndNotSeen(),
+        PromptedCalling("json"),
+        CallNotRun("get_weather", "quoted"),
+    ]
+)
+usual = st.sampled_from([USUAL, Finished("tool_calls"), CallWritten("clients", '{"a": 1}', "call_2")])
+events = (
+    usual | calls | odd_calls | others | reasons.map(Finished) | st.builds(Finished, reasons, reasons.map(OPEN.judge))
+)
+
+
+@settings(max_examples=examples(2000))
+@given(said=st.lists(events, max_size=5), offer=st.sampled_from([OFFER, CHECKED, {}]), end=st.sampled_from(StreamEnd))
+def test_a_turn_of_calls_is_the_one_that_is_built(said: list[ModelEvent], offer: Offer, end: StreamEnd) -> None:
+    turn = calls_turn_fast(said, offer, LIMIT)
+    if turn is None:
+        return
+    builder = TurnBuilder(offer=offer, ids=str, argument_bytes=LIMIT)
+    builder.feed(said)
+    assert not builder.is_large()
+    assert turn == builder.finish(end)
+
+
+@pytest.mark.parametrize("reason", ["tool_calls", "function_call"])
+def test_the_usual_events_are_a_turn_of_calls(reason: str) -> None:
+    said: list[ModelEvent] = [
+        ProviderHead("c", "m"),
+        USUAL,
+        CallWritten("clients", "{}", "call_2"),
+        Finished(reason),
+        Usage({}),
+    ]
+    turn = calls_turn_fast(said, OFFER, LARGE)
+    assert turn is not None
+    assert [call.name for call in turn.calls] == ["get_weather", "clients"]
+
+
+def test_arguments_that_may_be_parsed_beside_other_requests_are_not_read_at_once() -> None:
+    large = CallWritten("clients", '{"a": "' + "x" * (LARGE // 4) + '"}', "call_1")
+    halves = [CallWritten("clients", '{"a": "' + "x" * (LARGE // 8) + '"}', id_) for id_ in ("call_1", "call_2")]
+    assert calls_turn_fast([large, Finished("tool_calls")], OFFER, LARGE) is None
+    assert calls_turn_fast([*halves, Finished("tool_calls")], OFFER, LARGE) is None
