@@ -138,3 +138,40 @@ def test_a_stream_is_passed_on_the_same_as_by_searching(found, hide_usage, takes
     plain = PassedEvents(hide_usage=hide_usage, takes_calls=takes_calls)
     plain._template = NoTemplate()
     assert read_by(fast, pieces) == read_by(plain, pieces)
+
+
+class ReadsAll(PassedEvents):
+    """Reads every event."""
+
+    def _says_more(self, data):
+        return True
+
+
+WRITTEN = {
+    "with nothing around colons": lambda text: text.replace(": ", ":"),
+    "with a space behind colons": lambda text: text,
+    "with a space before colons": lambda text: text.replace(": ", " :"),
+    "with spaces around colons": lambda text: text.replace(": ", " : "),
+    "with two spaces": lambda text: text.replace(": ", ":  "),
+    "with a tab behind colons": lambda text: text.replace(": ", ":\t"),
+    "with a tab before colons": lambda text: text.replace(": ", "\t:"),
+    "in lines that end with colons": lambda text: text.replace(": ", ":\ndata: "),
+    "in lines that begin with colons": lambda text: text.replace(": ", "\ndata: :"),
+    "with escaped letters": lambda text: (
+        text.replace("usage", "us\\u0061ge").replace("_reason", "\\u005freason").replace("err", "e\\u0072r")
+    ),
+}
+SAYS_MORE = {
+    "its end": chunk(finish="stop"),
+    "its usage": {"choices": [], "usage": {"prompt_tokens": 3}},
+    "usage beside text": {**chunk({"content": "a"}), "usage": {"prompt_tokens": 3}},
+    "an error": {"error": {"message": "no"}},
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN.values(), ids=WRITTEN)
+@pytest.mark.parametrize("more", SAYS_MORE.values(), ids=SAYS_MORE)
+def test_what_an_event_says_is_found_however_its_names_are_written(more, written):
+    pieces = [word("first"), word("second"), b"data: %b\n\n" % written(json.dumps(more)).encode(), b"data: [DONE]\n\n"]
+    searched, read = PassedEvents(hide_usage=True, takes_calls=True), ReadsAll(hide_usage=True, takes_calls=True)
+    assert read_by(searched, pieces) == read_by(read, pieces)

@@ -286,6 +286,20 @@ async def test_a_body_that_is_no_answer_is_an_error(model, body, status, expecte
     assert caught.value.status == expected
 
 
+FAILURE = {"error": {"message": "the key let-me-in-please is none"}}
+
+
+@pytest.mark.parametrize("body", [json.dumps(FAILURE), sse(FAILURE), f"event: error\n{sse(FAILURE)}"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_says_nothing_of_the_key_in_whichever_form_it_comes(model, stream, body):
+    async with raw_provider(serve_body(body)) as server:
+        with pytest.raises(ChatError) as caught:
+            await passed(model(server, secrets=("let-me-in-please",)), passing(stream=stream))
+    detail = str(caught.value.detail)
+    assert "is none" in detail
+    assert "let-me-in-please" not in detail
+
+
 @pytest.mark.parametrize(
     ("stream", "body"), [(True, json.dumps(completion("a"))), (False, sse(chunk({"content": "a"}, "stop")))]
 )

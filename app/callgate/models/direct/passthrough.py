@@ -165,7 +165,7 @@ class _WholeRequest(msgspec.Struct, eq=False):
 
 def _read_whole(body: bytes, response: Response, secrets: Sequence[str], choices: int) -> Sequence[ModelEvent]:
     if body.lstrip()[:1] != b"{":
-        return _read_stream(body, response, choices)
+        return _read_stream(body, response, secrets, choices)
     try:
         outline = _outlined(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -245,7 +245,7 @@ def _tolerantly(body: bytes) -> _Outline:
     return _Outline(choices, usage if isinstance(usage, dict) else None, failed.body if failed else None)
 
 
-def _read_stream(body: bytes, response: Response, choices: int) -> Sequence[ModelEvent]:
+def _read_stream(body: bytes, response: Response, secrets: Sequence[str], choices: int) -> Sequence[ModelEvent]:
     """Read a stream that came where one body was requested."""
     form = format_of(body, response)
     if form is None:
@@ -258,7 +258,7 @@ def _read_stream(body: bytes, response: Response, choices: int) -> Sequence[Mode
         events += reader.finish()
     first = first_content_event(events)
     if isinstance(first, ProviderError):
-        raise errors.reported(first.message, first.body, response.headers())
+        raise errors.reported(first.message, first.body, response.headers(), secrets=secrets)
     if first is None or not (reader.is_done or any(isinstance(event, Finished) for event in events)):
         raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.", reader.fault or "")
     return events
@@ -350,6 +350,7 @@ class PassedEvents:
             or find(b'"error"') >= 0
             or find(b"event:") >= 0
             or (not self._takes_calls and (self._left_out is not None or has_calls(data)))
+            or _is_written_oddly(data)
         )
 
     def finish(self) -> Sequence[ModelEvent]:
@@ -451,6 +452,21 @@ class PassedEvents:
         return passed
 
 
+def _is_written_oddly(data: bytes) -> bool:
+    """Return whether names may be written in another way than searches look for: with further white space around their colons, such as
+    pretty printers and data of several lines have it, or with escaped letters. A tab or a line break is in no string."""
+    find = data.find
+    return (
+        find(b'" :') >= 0
+        or find(b'":  ') >= 0
+        or find(b'"\n') >= 0
+        or find(b":\n") >= 0
+        or find(b"\t") >= 0
+        or (find(b"\\u00") >= 0 and _ESCAPED_LETTER(data) is not None)
+    )
+
+
+_ESCAPED_LETTER = re.compile(rb"\\u00[2-7]").search
 _UNREAD = _Outline()
 
 
