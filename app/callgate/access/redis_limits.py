@@ -169,7 +169,7 @@ class RedisLimiter(JointLimiter):
         """`remember` is called with spending, `recall` to get it where Redis has lost it. `clock` is this process's, which may be
         wrong."""
         if down == "open":
-            super().__init__(remember, MemoryLimiter())
+            super().__init__(remember, MemoryLimiter(remember=remember))
             self._redis = LimitsRedis(url, counting="alone")
         else:
             super().__init__(remember, None)

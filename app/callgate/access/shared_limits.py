@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
@@ -20,6 +21,10 @@ from callgate.callers.allowance import Allowance, OverLimit
 
 CLOSING_SECONDS: Final = 3.0
 """How long is waited at the end until chats are settled: longer than any of the places where it is counted is waited for."""
+LATE_SECONDS: Final = 1.0
+"""How long is waited before what could not be corrected is tried again."""
+MOST_LATE: Final = 10_000
+"""Corrections that wait. Of chats beyond that the estimates stay counted, where several processes count them."""
 T = TypeVar("T")
 
 
@@ -31,6 +36,9 @@ class JointLimiter(ABC):
         self._remember = remember
         self._alone = alone
         self._work: set[asyncio.Task[Any]] = set()
+        self._late: deque[tuple[Reservation, Correction]] = deque(maxlen=MOST_LATE)
+        """Of chats that ended while they could not be settled, the oldest first."""
+        self._catching_up: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def count(
@@ -40,7 +48,7 @@ class JointLimiter(ABC):
 
     @abstractmethod
     async def correct(self, reservation: Reservation, correction: Correction) -> bool | None:
-        """Correct what was counted for a chat that has ended; return whether it was."""
+        """Correct what was counted for a chat that has ended; return whether it was, None where that cannot be done now."""
 
     @abstractmethod
     async def spent(self, key: str) -> tuple[int, int] | None: ...
@@ -77,6 +85,9 @@ class JointLimiter(ABC):
             await asyncio.wait(set(self._work))
 
     async def close(self) -> None:
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+            await asyncio.wait({self._catching_up})
         if self._work:
             await asyncio.wait(self._work, timeout=CLOSING_SECONDS)
 
@@ -88,8 +99,19 @@ class JointLimiter(ABC):
 
     async def _settle(self, reservation: Reservation, used: Amount) -> None:
         correction = correction_of(reservation, used)
-        if await self.correct(reservation, correction):
-            self._remember_spending(reservation.key, correction.periods, correction.nano)
+        # Whatever becomes of the counts: they are made again of what is remembered where they were lost.
+        self._remember_spending(reservation.key, correction.periods, correction.nano)
+        if await self.correct(reservation, correction) is None:
+            self._late.append((reservation, correction))
+            if self._catching_up is None or self._catching_up.done():
+                self._catching_up = asyncio.get_running_loop().create_task(self._catch_up(), name="counting late")
+
+    async def _catch_up(self) -> None:
+        """Correct what is late, once that can be done again."""
+        while self._late:
+            await asyncio.sleep(LATE_SECONDS)
+            while self._late and await self.correct(*self._late[0]) is not None:
+                self._late.popleft()
 
     def _remember_spending(self, key: str, periods: tuple[str, str], nano: int) -> None:
         if nano:
