@@ -23,6 +23,7 @@ from callgate.conversation.events import (
     CallProgress,
     CallsHandedBack,
     CallStarted,
+    CallWritten,
     ChatEnded,
     ChatEvent,
     ExtraField,
@@ -49,8 +50,8 @@ PART_BREAK = "\n\n"
 INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks", BLOCKS, ITEMS})
 """Fields of single turns that the loop sends back to the model; clients do not need them."""
 
-NOT_IN_A_MESSAGE = frozenset({ProviderHead, Finished, Usage})
-"""Events that are not part of the message, but of the body around it."""
+NOT_IN_A_MESSAGE = frozenset({ProviderHead, Finished, Usage, CallWritten})
+"""Events that are not part of the message, but of the body around it, and calls, of which only those are that are handed back."""
 
 _TOOL_EVENTS = (CallStarted, CallProgress, CallEnded)
 
@@ -437,16 +438,21 @@ class CompletionWriter(msgspec.Struct, eq=False, kw_only=True):
         }
 
     def _text_fast(self) -> str | None:
-        """Return the text of an answer of one turn that says nothing else. Equals what `_gather` makes of it, or returns None."""
-        if len(self._batches) != 1 or self._lines:
+        """Return the text of an answer of which one turn has text, and which says nothing else. Equals what `_gather` makes of it, or
+        returns None."""
+        if self._lines:
             return None
         text = ""
-        (events,) = self._batches.values()
-        for event in events:
-            if type(event) is TextDelta:
-                text += event.text
-            elif type(event) not in NOT_IN_A_MESSAGE:
-                return None
+        turn_of_text = 0
+        for turn, events in self._batches.items():
+            for event in events:
+                if type(event) is TextDelta:
+                    if text and turn != turn_of_text:
+                        return None
+                    text += event.text
+                    turn_of_text = turn
+                elif type(event) not in NOT_IN_A_MESSAGE:
+                    return None
         return text
 
     def _gather(self, message: dict[str, Any]) -> tuple[str, str, dict[str, Any] | None]:

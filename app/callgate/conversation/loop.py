@@ -394,31 +394,34 @@ class _Conversation(msgspec.Struct):
             turn = await self.judge.settled(turn, self.toolbox.offer)
         self.is_cut = self._is_cut(turn)
         plan = self._plan(turn) if turn.calls else NO_PLAN
+        counts = None
+        if turn.usage is not None:
+            counts = turn.usage.counts()
         account = TurnAccount(
-            reasons=turn.reasons,
-            findings=turn.findings,
-            run=plan.ours,
-            handed_back=plan.theirs,
-            broken=plan.broken,
-            postponed=plan.postponed,
-            usage=turn.usage,
-            seconds=self.clock() - attempts.began,
-            reason_is_raw=answer.reason_is_raw,
-            prompted=turn.prompted,
-            not_run=turn.not_run,
-            lane=answer.lane,
-            by=attempts.by,
-            attempts=attempts.number,
-            first_seconds=answer.first_seconds,
-            head=turn.head,
-            unknown_reasons=turn.unknown_reasons,
-            calls=turn.calls,
-            is_cut=self.is_cut,
-            counts=None if turn.usage is None else turn.usage.counts(),
-            is_summary=is_summary,
+            turn.reasons,
+            turn.findings,
+            plan.ours,
+            plan.theirs,
+            plan.broken,
+            turn.usage,
+            self.clock() - attempts.began,
+            answer.reason_is_raw,
+            turn.prompted,
+            turn.not_run,
+            answer.lane,
+            attempts.by,
+            plan.postponed,
+            attempts.number,
+            answer.first_seconds,
+            turn.head,
+            turn.unknown_reasons,
+            turn.calls,
+            self.is_cut,
+            counts,
+            is_summary,
         )
-        if self.context is not None and account.counts is not None and not is_summary:
-            self.context.count(account.counts.prompt)
+        if self.context is not None and counts is not None and not is_summary:
+            self.context.count(counts.prompt)
         await self.emit(TurnEnded(self.index, account))
         if failure is not None:
             raise _broke_off(turn)  # a new one: an exception keeps the frame alive that it was raised in
@@ -647,10 +650,16 @@ class _Conversation(msgspec.Struct):
     def _update_limits(self, calls: Iterable[Call], answers: Mapping[str, Outcome]) -> None:
         """Count turns in which every call failed, and repeated calls with the same result."""
         if not self.not_alone:
-            some_worked = any(type(outcome) is not Failed for outcome in answers.values())
-            self.failed_turns = 0 if some_worked else self.failed_turns + 1
-            results = {(call.name, call.text, answers[call.id].text) for call in calls if isinstance(call, ReadyCall)}
-            self.repeats = {same: self.repeats.get(same, 0) + 1 for same in results}
+            self.failed_turns += 1
+            for outcome in answers.values():
+                if type(outcome) is not Failed:
+                    self.failed_turns = 0
+            before = self.repeats
+            self.repeats = {}
+            for call in calls:
+                if type(call) is ReadyCall:
+                    same = (call.name, call.text, answers[call.id].text)
+                    self.repeats[same] = before.get(same, 0) + 1
         if self.limit:
             return
         if self.failed_turns >= self.rules.max_failed_turns:

@@ -32,9 +32,12 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
 
         A call without an answer is a bug and fails here, not at the provider.
         """
-        results = [self._result(call.id, answers[call.id]) for call in turn.calls]
-        round_ = (turn.assistant_message(), *results, *self._images(answers[call.id] for call in turn.calls))
-        return replace(self, messages=(*self.messages, *round_), own=(*self.own, *round_))
+        round_ = [turn.assistant_message()]
+        for call in turn.calls:
+            round_.append(self._result(call.id, answers[call.id]))
+        if self.sees_images:
+            round_ += self._images(answers[call.id] for call in turn.calls)
+        return Transcript((*self.messages, *round_), self.sees_images, (*self.own, *round_))
 
     def edited(self, messages: Sequence[Message]) -> "Transcript":
         """Return the history with changed messages in the places of its own."""

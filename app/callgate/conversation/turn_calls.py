@@ -58,17 +58,14 @@ async def run_calls(
     """Run the calls of a turn, at most `most` at the same time, and return their outcomes by id."""
     if len(calls) == 1:
         only = calls[0]
-        return {only.id: await _TurnCall(call=only, toolbox=toolbox, emit=emit, turn=turn, clock=clock).outcome()}
+        return {only.id: await _TurnCall(only, toolbox, emit, turn, clock).outcome()}
     order = RunOrder([toolbox.is_ordered(call) for call in calls], most)
-    turn_calls = [
-        _TurnCall(call=call, toolbox=toolbox, emit=emit, turn=turn, clock=clock, order=order, place=place)
-        for place, call in enumerate(calls)
-    ]
+    turn_calls = [_TurnCall(call, toolbox, emit, turn, clock, order, place) for place, call in enumerate(calls)]
     outcomes = await side_by_side(turn_call.outcome() for turn_call in turn_calls)
     return {call.id: outcome for call, outcome in zip(calls, outcomes, strict=True)}
 
 
-class _TurnCall(msgspec.Struct, eq=False, kw_only=True):
+class _TurnCall(msgspec.Struct, eq=False):
     """One call, from its approval to its end."""
 
     call: ReadyCall
@@ -79,33 +76,33 @@ class _TurnCall(msgspec.Struct, eq=False, kw_only=True):
     order: RunOrder | None = None
     """None for the only call of a turn."""
     place: int = 0
-    _started: float | None = None
-    _reports: CallReports | None = None
+    started: float | None = None
+    reports: CallReports | None = None
 
     async def outcome(self) -> Outcome:
         begin = self._start if self.order is None else self._begin_in_order
         outcome = await self.toolbox.run(self.call, self._report, begin)
-        if self._started is None:
+        if self.started is None:
             await self._start()
-        assert self._started is not None, "it has just started"
-        await self.emit(CallEnded(self.turn, self.call, outcome, self.clock() - self._started))
+        assert self.started is not None, "it has just started"
+        await self.emit(CallEnded(self.turn, self.call, outcome, self.clock() - self.started))
         if self.order is not None:
             self.order.end(self.place)
         return outcome
 
     def _start(self) -> Awaitable[None]:
         """Emit that the call starts, once: when it waits for its approval or begins, and not while it waits for others."""
-        if self._started is not None:
+        if self.started is not None:
             return NOTHING
         emitting = self.emit(CallStarted(self.turn, self.call, self.toolbox.writes(self.call)))
         if emitting is not NOTHING:
             return self._started_once(emitting)
-        self._started = self.clock()
+        self.started = self.clock()
         return NOTHING
 
     async def _started_once(self, emitted: Awaitable[None]) -> None:
         await emitted
-        self._started = self.clock()
+        self.started = self.clock()
 
     async def _begin_in_order(self) -> None:
         assert self.order is not None, "it is one of several"
@@ -114,6 +111,6 @@ class _TurnCall(msgspec.Struct, eq=False, kw_only=True):
 
     async def _report(self, progress: ProgressReport) -> None:
         await self._start()
-        if self._reports is None:
-            self._reports = CallReports(self.emit, self.turn, self.call, self.clock)
-        await self._reports.report(progress)
+        if self.reports is None:
+            self.reports = CallReports(self.emit, self.turn, self.call, self.clock)
+        await self.reports.report(progress)

@@ -195,9 +195,7 @@ class Toolboxes:
         if not server_tools:
             return ChatSetup(ClientsOnly(lambda: client_tools), pages.recall)
         usable_tools = client_tools if allowed is None else only_named(client_tools, allowed)
-        toolbox = self._toolbox(server_tools, usable_tools, pages, caller, run_id, ledger, rights)
-        toolbox.charge = charge
-        toolbox.principal = principal
+        toolbox = self._toolbox(server_tools, usable_tools, pages, caller, run_id, ledger, rights, principal, charge)
         if guard is not None:
             guard.watch(toolbox)
         if server_tools.writes and (
@@ -210,7 +208,7 @@ class Toolboxes:
             toolbox.taint,
             self._sees_images(route.model.name),
             route.entry.format_with_tools,
-            toolbox.deferred,
+            toolbox.server_tools.deferred,
             toolbox.put_away,
             toolbox.put_away_image,
             pages.save,
@@ -279,9 +277,8 @@ class Toolboxes:
         self, tools: ToolSet, caller: Caller, run_id: str, rights: RightsNow, principal: Principal = NOBODY
     ) -> RequestToolbox:
         """Return a toolbox of server tools for calls that no model makes, with the same rules."""
-        toolbox = self._toolbox(tools, (), self._pages(caller, run_id, principal), caller, run_id, rights=rights)
-        toolbox.principal = principal
-        return toolbox
+        pages = self._pages(caller, run_id, principal)
+        return self._toolbox(tools, (), pages, caller, run_id, rights=rights, principal=principal)
 
     def _toolbox(
         self,
@@ -292,6 +289,8 @@ class Toolboxes:
         run_id: str,
         ledger: Ledger | None = None,
         rights: RightsNow | None = None,
+        principal: Principal = NOBODY,
+        charge: Charge | None = None,
     ) -> RequestToolbox:
         approve = None
         asked_by = caller.name if caller.person is None else words_for(caller)
@@ -300,17 +299,22 @@ class Toolboxes:
         put = None
         if self._put is not None and tools.asks:
             put = partial(self._put, run_id=run_id, caller=asked_by, owner=owner_name(caller))
+        refusal = None
+        if rights is not None:
+            refusal = partial(_refusal, rights)
         return RequestToolbox(
-            server_tools=tools,
-            caller="" if caller.anonymous else caller.name,
-            client_tools=client_tools,
-            run_id=run_id,
-            limits=self._limits,
-            approve=approve,
-            put=put,
-            refusal=None if rights is None else partial(_refusal, rights),
-            journal=self._journal(caller, run_id, ledger or self._ledger),
-            results=pages,
+            tools,
+            client_tools,
+            run_id,
+            "" if caller.anonymous else caller.name,
+            principal,
+            charge,
+            self._limits,
+            self._journal(caller, run_id, ledger or self._ledger),
+            pages,
+            refusal,
+            approve,
+            put,
         )
 
     def _pages(self, caller: Caller, run_id: str, principal: Principal) -> ResultPages:

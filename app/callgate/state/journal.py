@@ -30,17 +30,18 @@ class LedgerJournal(msgspec.Struct, eq=False):
     """Set where contents are stored; masks secrets in them."""
 
     def record(self, call: ReadyCall, turn: int, *, writes: bool, offered: bool = False) -> "LedgerRecord":
+        arguments = call.text
         entry = LedgerEntry(
-            run_id=self.run_id,
-            turn=turn,
-            call_id=call.id,
-            tool=call.name,
-            arguments_hash=hashlib.sha256(call.text.encode(errors="surrogatepass")).hexdigest(),
-            key_name=self.key_name,
-            writes=writes,
-            started_at=time.time(),
-            arguments=self.mask(call.text) if self.mask else None,
-            offered=offered,
+            self.run_id,
+            turn,
+            call.id,
+            call.name,
+            hashlib.sha256(arguments.encode(errors="surrogatepass")).hexdigest(),
+            self.key_name,
+            writes,
+            time.time(),
+            None if self.mask is None else self.mask(arguments),
+            offered,
         )
         return LedgerRecord(_ledger=self.ledger, _entry=entry, _mask=self.mask)
 

@@ -140,6 +140,7 @@ class ToolSet:
     __slots__ = (
         "asks",
         "by_name",
+        "deferred",
         "definitions",
         "is_untrusted",
         "offer",
@@ -162,6 +163,8 @@ class ToolSet:
         self.by_name = {tool.name: tool for tool in tools}
         self.search: SearchedTools | None = None
         """By which a model finds those of these tools whose schemas it is not sent."""
+        self.deferred: DeferredTools | None = None
+        """The tools that are searched for, for a provider that loads them itself."""
         self.own_names: frozenset[str] = frozenset()
         """The names of tools that are Callgate's own."""
         self.read_more: OwnTool | None = None
@@ -178,6 +181,7 @@ class ToolSet:
             searched = search(self.by_name, taken_names)
             if searched.hidden:
                 self.search = searched
+                self.deferred = searched.deferred
                 self.offer = searched.offer()
                 self.definitions = searched.shown
         if with_read_more and self.by_name:
@@ -219,45 +223,44 @@ def _free_name(name: str, taken_names: Collection[str]) -> str:
     return free_name
 
 
-class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
-    """The toolbox of one chat."""
+class ToolboxParts(msgspec.Struct, eq=False):
+    """What the toolbox of one chat is made of."""
 
     server_tools: ToolSet
+    """Under other names where the client's tools have theirs."""
+    client_tools: Sequence[msgspec.Raw] = ()
+    run_id: str = ""
     caller: str = ""
     """Whose chat it is."""
     principal: Principal = NOBODY
     """On whose behalf it is, where a tool's server is to know."""
     charge: Charge | None = None
     """Charges calls that cost something to the budget of its key."""
-    client_tools: Sequence[msgspec.Raw] = ()
-    run_id: str = ""
     limits: ConcurrencyLimits = msgspec.field(default_factory=ConcurrencyLimits)
+    journal: Journal | None = None
+    results: ResultPages | None = None
+    """Keeps the results that are cut, where the set has `read_more`."""
+    refusal: Callable[[RegisteredTool], Failed | None] | None = None
+    """Returns why a tool may not be called any more, where what its caller may can change while it runs."""
     approve: Approve | None = None
     put: PutQuestion | None = None
     taint: Taint | None = None
     """Where a tool's results may hold words of others, what the chat has read of them."""
-    refusal: Callable[[RegisteredTool], Failed | None] | None = None
-    """Returns why a tool may not be called any more, where what its caller may can change while it runs."""
     screen: Screen | None = None
     """Screens what tools return, where a guardrail looks at it."""
     is_screened: Callable[[Collection[str]], bool] | None = None
     """Returns whether a guardrail looks at what a tool of these names returns."""
-    journal: Journal | None = None
     queue_seconds: float = QUEUE_SECONDS
-    results: ResultPages | None = None
-    """Keeps the results that are cut, where the set has `read_more`."""
     for_client: bool = False
     """Whether results are for a client that takes more than text and images."""
     delay: Callable[[int], float] = retry_delay
+
+
+class RequestToolbox(ToolboxParts, eq=False, kw_only=True):
+    """The toolbox of one chat."""
+
     offer: Offer = {}
-    deferred: DeferredTools | None = None
-    """The tools that are searched for, for a provider that loads them itself."""
-    _definitions: Sequence[msgspec.Raw] = ()
     _client_names: Collection[str] = frozenset()
-    _tools: Mapping[str, RegisteredTool] = {}
-    _own_names: Collection[str] = frozenset()
-    _read_more: OwnTool | None = None
-    _search: "SearchedTools | None" = None
     _misses: set[frozenset[str]] = set()
     """The words of the last search, where nothing was found by them."""
     _revealed: dict[str, None] = {}
@@ -265,31 +268,23 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     _turn: int = -1
 
     def __post_init__(self) -> None:
-        tools = self.server_tools
+        parameters: Mapping[str, msgspec.Raw] = {}
         if self.client_tools:
             parameters = client_parameters(self.client_tools)
-        else:
-            parameters = {}
-        if parameters:
-            tools = tools.apart_from(parameters.keys())
-            self._client_names = parameters.keys()
-            self.offer = LazyOffer(tools.offer, lambda: parameters)
-        else:
-            self.offer = tools.offer
-        self._tools = tools.by_name
-        self._own_names = tools.own_names
-        self._read_more = tools.read_more
-        self._search = tools.search
-        if tools.search is not None:
-            self.deferred = tools.search.deferred
-        self._definitions = tools.definitions
-        if self.client_tools:
-            self._definitions = (*self.client_tools, *tools.definitions)
+        if not parameters:
+            self.offer = self.server_tools.offer
+            return
+        self.server_tools = self.server_tools.apart_from(parameters.keys())
+        self._client_names = parameters.keys()
+        self.offer = LazyOffer(self.server_tools.offer, lambda: parameters)
 
     def definitions(self) -> Sequence[msgspec.Raw]:
-        if self._revealed and self._search is not None:
-            return (*self._definitions, *self._search.listed(self._revealed))
-        return self._definitions
+        definitions = self.server_tools.definitions
+        if self.client_tools:
+            definitions = (*self.client_tools, *definitions)
+        if self._revealed and self.server_tools.search is not None:
+            return (*definitions, *self.server_tools.search.listed(self._revealed))
+        return definitions
 
     def plan(self, calls: Sequence[Call]) -> Plan:
         """Put each call of a turn into exactly one list. Called once per turn."""
@@ -302,7 +297,7 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
                 broken.append(call)
             elif call.name in self._client_names:
                 theirs.append(call)
-            elif call.name in self._tools or call.name in self._own_names:
+            elif call.name in self.server_tools.by_name or call.name in self.server_tools.own_names:
                 ours.append(call)
             else:
                 broken.append(BrokenCall(call.id, call.name, Flaw.UNKNOWN_TOOL, call.text, extras=call.extras))
@@ -312,48 +307,51 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         """Read in the history what earlier requests of the conversation kept: long results, and tools that were found."""
         if self.results is not None:
             await self.results.recall(messages)
-        if self._search is not None and self._search.call is None:
+        if self.server_tools.search is not None and self.server_tools.search.call is None:
             from callgate.conversation.found_tools import found_in
 
-            self._revealed |= dict.fromkeys(found_in(messages, self._search.find.name))
+            self._revealed |= dict.fromkeys(found_in(messages, self.server_tools.search.find.name))
 
     def is_clients(self, name: str | None) -> bool:
         return name in self._client_names
 
     def writes(self, call: ReadyCall) -> bool:
-        return call.name not in self._own_names and self._tools[call.name].tool.policy.safety is not Safety.READ_ONLY
+        return (
+            call.name not in self.server_tools.own_names
+            and self.server_tools.by_name[call.name].tool.policy.safety is not Safety.READ_ONLY
+        )
 
     def has(self, name: str) -> bool:
         """Return whether a tool of this name is in the chat, whoever runs it."""
-        return name in self._tools or name in self._own_names or name in self._client_names
+        return name in self.server_tools.by_name or name in self.server_tools.own_names or name in self._client_names
 
     def is_untrusted(self, name: str) -> bool:
         """Return whether the results of a tool of ours hold words of others."""
-        if name not in self._tools:
+        if name not in self.server_tools.by_name:
             return False
-        return self._tools[name].tool.policy.untrusted
+        return self.server_tools.by_name[name].tool.policy.untrusted
 
     def names_of(self, name: str) -> Collection[str]:
         """Return all names of a tool, by the one that it has in this chat."""
-        if name not in self._tools:
+        if name not in self.server_tools.by_name:
             return (name,)
-        return (name, *self._tools[name].names())
+        return (name, *self.server_tools.by_name[name].names())
 
     def is_of_request(self, name: str) -> bool:
         """Return whether the server of a tool is one that the request names by its address."""
-        return name in self._tools and self._tools[name].source.startswith(OF_REQUESTS)
+        return name in self.server_tools.by_name and self.server_tools.by_name[name].source.startswith(OF_REQUESTS)
 
     def is_ordered(self, call: ReadyCall) -> bool:
         if not self.writes(call):
             return False
-        return self._tools[call.name].tool.policy.in_order
+        return self.server_tools.by_name[call.name].tool.policy.in_order
 
     async def run(self, call: ReadyCall, report: Report, begin: Begin = begin_at_once) -> Outcome:
         """Run one call of ours. Failures of the tool are outcomes; cancelling stops the tool."""
-        if call.name in self._own_names:
+        if call.name in self.server_tools.own_names:
             await begin()
             return await self._own_result(call)
-        entry = self._tools[call.name]
+        entry = self.server_tools.by_name[call.name]
         if (trace := TRACE.get()) is not None:
             description = {"gen_ai.tool.description": entry.tool.description[:DESCRIBED_CHARS] or None}
             trace.call(call.id, {**description, "callgate.call.safety": str(entry.tool.policy.safety)})
@@ -365,13 +363,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             call = replace(call, name=entry.tool.name)
         if self.is_screened is not None and self.is_screened(entry.names()):
             report = _without_words(report)
-        attempts = _Attempts(
-            tool=entry.tool,
-            call=call,
-            context=self._context(entry.tool, record.key(), report),
-            delay=self.delay,
-            deadlines=self.limits.deadlines,
-        )
+        context = self._context(entry.tool, record.key(), report)
+        attempts = _Attempts(entry.tool, call, context, self.delay, self.limits.deadlines)
         if entry.tool.asks and self.put is not None:
             attempts.let_ask(self.put)
         limiters = self.limits.on_the_way_to(entry.address, entry.source, entry.tool.queue)
@@ -396,21 +389,21 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     def put_away(self, call_id: str, name: str | None, text: str) -> str | None:
         """Keep a result that is cleared out of the prompt; return the line that stands for it, None where it stays: the tools that a
         search found are known by its results."""
-        if self.results is None or self._read_more is None:
+        if self.results is None or self.server_tools.read_more is None:
             return None
-        if self._search is not None and name == self._search.find.name:
+        if self.server_tools.search is not None and name == self.server_tools.search.find.name:
             return None
-        return self.results.put_away(call_id, text, self._read_more.name)
+        return self.results.put_away(call_id, text, self.server_tools.read_more.name)
 
     def put_away_image(self, image: Image) -> str | None:
         """Keep an image that is cleared out of the prompt; return the line that stands for it, None where it stays."""
-        if self.results is None or self._read_more is None:
+        if self.results is None or self.server_tools.read_more is None:
             return None
-        return self.results.put_away_image(image, self._read_more.name)
+        return self.results.put_away_image(image, self.server_tools.read_more.name)
 
     async def _own_result(self, call: ReadyCall) -> Outcome:
         """Run a call of one of Callgate's own tools."""
-        search = self._search
+        search = self.server_tools.search
         if search is not None and call.name == search.find.name:
             outcome = await search.search(call.arguments, self._misses)
             if search.call is None and isinstance(outcome, Returned) and outcome.facts is not None:
@@ -428,11 +421,16 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             if whole.files:
                 whole = with_fitting_files(whole, max_bytes)
         outcome = bounded(whole, max_bytes)
-        if self.results is None or self._read_more is None or isinstance(whole, Failed) or isinstance(outcome, Failed):
+        if (
+            self.results is None
+            or self.server_tools.read_more is None
+            or isinstance(whole, Failed)
+            or isinstance(outcome, Failed)
+        ):
             return outcome
         if not outcome.cut_bytes:
             return outcome
-        return replace(self.results.keep(whole, max_bytes, self._read_more.name), images=outcome.images)
+        return replace(self.results.keep(whole, max_bytes, self.server_tools.read_more.name), images=outcome.images)
 
     async def _admitted(
         self, entry: RegisteredTool, attempts: "_Attempts", slots: Slots, record: CallRecord, begin: Begin
@@ -481,13 +479,13 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
 
     def _context(self, tool: Tool, key: str, report: Report) -> CallContext:
         return CallContext(
-            run_id=self.run_id,
-            turn=max(self._turn, 0),
-            key=key or f"{random_bits(128):032x}",
-            report=report,
-            max_bytes=max(KEPT_BYTES, tool.policy.max_result_bytes),
-            caller=self.caller,
-            charge=self.charge,
+            self.run_id,
+            max(self._turn, 0),
+            key or f"{random_bits(128):032x}",
+            report,
+            max(KEPT_BYTES, tool.policy.max_result_bytes),
+            self.caller,
+            self.charge,
             principal=self.principal,
             for_client=self.for_client,
         )
@@ -519,7 +517,7 @@ def _described(tool: Tool, taint: str) -> Tool:
     return dataclasses.replace(tool, description=f"{reason}\n\n{tool.description}")
 
 
-class _Attempts(msgspec.Struct, eq=False, kw_only=True):
+class _Attempts(msgspec.Struct, eq=False):
     """The attempts at one call, within its timeout."""
 
     tool: Tool
