@@ -373,10 +373,17 @@ _Report: Final = _report_type()
 _first: Final[Callable[[Any], tuple[int, ...]]] = attrgetter(*(".".join(row.chat[0]) for row in COUNTS))
 _FURTHER: Final = tuple((place, path) for place, row in enumerate(COUNTS) for path in (*row.chat[1:], *row.chat_too))
 _further: Final[Callable[[Any], tuple[int, ...]]] = attrgetter(*(".".join(path) for _, path in _FURTHER))
+_ALL_OF_MANY: Final = frozenset(_NOTHING)
+"""All that servers of local models report."""
 
 
 def counts_fast(report: Mapping[str, Any]) -> TokenCounts | None:
     """Equals `Usage.counts_of_any` for every report, or returns None. For one in the usual form, with one place for a count."""
+    if report.keys() <= _ALL_OF_MANY:
+        prompt = report.get("prompt_tokens", 0)
+        completion = report.get("completion_tokens", 0)
+        if type(prompt) is type(completion) is int and 0 <= prompt <= MOST_TOKENS and 0 <= completion <= MOST_TOKENS:
+            return TokenCounts(prompt, completion)
     try:
         usual = msgspec.convert(report, _Report)
     except msgspec.ValidationError:

@@ -319,10 +319,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         """Count a turn without findings, with which its chat has ended."""
         of_model = self._of_model
         by = answer.by
-        of_model.turn(answer.seconds)
-        if by is not NO_RESPONDER:
-            of_model.answered_by(by)
-        of_model.ended(ending)
+        of_model.only_turn(by, ending, answer.seconds)
         if answer.counts is None:
             return
         if not by.counted_model or by.counted_model == of_model.name:

@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from operator import add
+from operator import add, sub
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
-from callgate.conversation.events import Ending, Responder
+from callgate.conversation.events import NO_RESPONDER, Ending, Responder
 from callgate.conversation.prices import Price
 from callgate.conversation.usage import METRICS, TokenCounts, Usage
 from callgate.telemetry.logs import TROUBLE, lost_lines
@@ -31,6 +31,11 @@ _MAX_KEYS: Final = 500
 """Keys that are shown by name; the others together."""
 
 NO_TOKENS: Final = TokenCounts()
+PROMPT, COMPLETION, CACHED, CACHE_WRITTEN = map(
+    TokenCounts._fields.index, ("prompt", "completion", "cached", "cache_written")
+)
+"""The places of counts in `TokenCounts`."""
+ANSWERED: Final = "answered"
 _USED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
 
 _REQUEST_SECONDS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -427,6 +432,17 @@ class Spending(msgspec.Struct, frozen=True, gc=False):
     """The counters of another model that answered instead, whose tokens they are in the metrics."""
 
 
+class OnlyTurn(msgspec.Struct, frozen=True, gc=False):
+    """The counters of chats that one deployment answered in one turn, and that ended alike."""
+
+    by: Responder
+    ending: Ending
+    turns: Count
+    seconds: Times
+    answers: Count | None
+    chats: Count
+
+
 class OfModel:
     """The metrics of one model's chats, with cached parts."""
 
@@ -435,8 +451,11 @@ class OfModel:
         "_by",
         "_ends",
         "_metrics",
+        "_only_turn",
+        "_others",
+        "_own",
+        "_own_shown",
         "_reported",
-        "_tokens",
         "_turn",
         "calls",
         "failed",
@@ -467,26 +486,57 @@ class OfModel:
         self._by: Responder | None = None
         self._answers: Count | None = None
         self._ends: dict[tuple[str, str], Count] = {}
-        self._tokens = NO_TOKENS
-        """Those of its requests."""
+        self._only_turn: OnlyTurn | None = None
+        """The counters of the last chat that ended with its only turn."""
+        self._own: Sequence[int] = NO_TOKENS
+        """The tokens of its requests that it answered itself."""
+        self._own_shown: Sequence[int] = NO_TOKENS
+        """Those of them that a scrape has shown."""
+        self._others: Sequence[int] = NO_TOKENS
+        """The tokens of its requests that others answered."""
         self._reported: Sequence[int] = NO_TOKENS
-        """Those of its answers since the last scrape."""
+        """The tokens of its answers to the requests of others, since the last scrape."""
 
     @property
     def tokens_in(self) -> int:
-        return self._tokens.prompt
+        return self._own[PROMPT] + self._others[PROMPT]
 
     @property
     def tokens_out(self) -> int:
-        return self._tokens.completion
+        return self._own[COMPLETION] + self._others[COMPLETION]
 
     @property
     def tokens_cached(self) -> int:
-        return self._tokens.cached
+        return self._own[CACHED] + self._others[CACHED]
 
     @property
     def tokens_cache_written(self) -> int:
-        return self._tokens.cache_written
+        return self._own[CACHE_WRITTEN] + self._others[CACHE_WRITTEN]
+
+    def only_turn(self, by: Responder, ending: Ending, seconds: float) -> None:
+        """Count a chat that ended with its only turn. Equals `turn`, `answered_by` and `ended`. The counters of the last one are cached."""
+        counters = self._only_turn
+        if counters is None or counters.by is not by or counters.ending is not ending:
+            counters = self._only_turn = self._counters(by, ending)
+        counters.turns.amount += 1
+        counters.seconds.observe(seconds)
+        if counters.answers is not None:
+            counters.answers.amount += 1
+        counters.chats.amount += 1
+        self.requests += 1
+
+    def _counters(self, by: Responder, ending: Ending) -> "OnlyTurn":
+        answers = None
+        if by is not NO_RESPONDER:
+            answers = self._metrics.attempts.of(self.name, by.counted_as, by.host, ANSWERED)
+        return OnlyTurn(
+            by,
+            ending,
+            self._metrics.turns.of(self.name),
+            self._metrics.turn_seconds.of(self.name),
+            answers,
+            self._metrics.chats.of(self.name, str(ending.kind), str(ending.finish_reason)),
+        )
 
     def turn(self, seconds: float) -> None:
         """Count a turn."""
@@ -500,7 +550,7 @@ class OfModel:
         """Count a turn for the deployment that answered it. The last deployment's counter is cached."""
         if by is not self._by or self._answers is None:
             self._by = by
-            self._answers = self._metrics.attempts.of(self.name, by.counted_as, by.host, "answered")
+            self._answers = self._metrics.attempts.of(self.name, by.counted_as, by.host, ANSWERED)
         self._answers.amount += 1
 
     def ended(self, ending: Ending) -> None:
@@ -526,8 +576,7 @@ class OfModel:
     def spent(self, counts: TokenCounts, price: Price | None) -> None:
         """Count the tokens of a chat that this model alone answered, as its provider reports them, and their cost where it is
         known."""
-        self.reported(counts)
-        self._add(counts)
+        self._own = (*map(add, self._own, counts),)
         if price is None:
             self.unpriced += bool(counts.prompt or counts.completion)
             return
@@ -543,8 +592,11 @@ class OfModel:
             answering = spending.answering
             price = spending.price
             counts = spending.counts
-            (answering or self).reported(counts)
-            self._add(counts)
+            if answering is None:
+                self._own = (*map(add, self._own, counts),)
+            else:
+                answering.reported(counts)
+                self._others = (*map(add, self._others, counts),)
             if price is not None:
                 self.nano += price.of(counts)
             elif answering is not None:
@@ -557,15 +609,15 @@ class OfModel:
         self.unpriced += is_unpriced
         self.unpriced_elsewhere += is_unpriced_elsewhere and not is_unpriced
 
-    def _add(self, counts: TokenCounts) -> None:
-        self._tokens = TokenCounts(*map(add, self._tokens, counts))
-
     def reported(self, counts: TokenCounts) -> None:
-        """Count tokens for the metrics."""
+        """Count tokens of its answers to the requests of another model."""
         self._reported = (*map(add, self._reported, counts),)
 
     def take_reported(self) -> Iterable[tuple[str, int]]:
-        """Return the tokens since the last call, by their kinds in the metrics."""
-        reported = zip(METRICS, self._reported, strict=True)
+        """Return the tokens of its answers since the last call, by their kinds in the metrics."""
+        own = map(sub, self._own, self._own_shown)
+        reported = zip(METRICS, map(add, own, self._reported), strict=True)
+        taken = [(kind, tokens) for kind, tokens in reported if kind and tokens]
+        self._own_shown = self._own
         self._reported = NO_TOKENS
-        return [(kind, tokens) for kind, tokens in reported if kind and tokens]
+        return taken
