@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 import structlog
@@ -381,6 +382,68 @@ def test_the_fast_line_equals_the_plain_one_or_is_none(calls, ids):
                 assert fast.partition(":")[0] == plain.partition(":")[0]
     finally:
         set_log_ids({})
+
+
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["debug", "info", "warning"]),
+            st.sampled_from(["request", SECRET]),
+            FIELDS,
+            st.sampled_from([0.1, 3.5, 0.0, 99999.9, 1e-05, 12345678.5, 1e22, float("inf"), 3]),
+            FIELDS
+            | st.just({"stream": True, "model": "m", "turns": 1})
+            | st.just({"stream": 1, "model": "m", "turns": True}),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    ids=st.sampled_from([{}, {"request_id": "req_" + "1" * 24, "run_id": "run_" + "2" * 24}]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_usual_line_made_of_parts_equals_the_one_made_whole_or_is_none(calls, ids):
+    configure(Redactor([SECRET]), level="debug", format="json", stream=io.StringIO())
+    set_log_ids(ids)
+    try:
+        for level, event, fields, ms, notes in calls * 3:
+            assert logs._fast is not None
+            usual = logs._fast.usual_line_fast("callgate.test", level, event, fields, ms, notes)
+            whole = logs._fast.line_fast("callgate.test", level, event, {**fields, "ms": ms, **notes})
+            if usual is not None:
+                assert whole is not None
+                assert usual.partition(",")[2] == whole.partition(",")[2]  # behind the time
+                assert usual.partition(":")[0] == whole.partition(":")[0]
+    finally:
+        set_log_ids({})
+
+
+def test_a_line_like_earlier_ones_is_made_of_parts_until_more_is_masked(lines):
+    log = Log("callgate.test")
+    fields = {"method": "POST", "path": "/v1/chat/completions", "status": 200, "caller": "ann"}
+    set_log_ids({"request_id": "req_1", "run_id": "run_1"})
+    try:
+        for ms in (1.5, 2.5, 3.5):
+            log.write_usual("info", "request", fields, ms, {"model": "m", "stream": False})
+        assert logs._fast is not None
+        usual = partial(logs._fast.usual_line_fast, "callgate.test", "info", "request", fields, 4.5)
+        assert usual({"model": "m", "stream": False}) is not None
+        assert usual({"model": "m", "stream": 0}) is None  # equal, and written otherwise
+        logs.redaction.current.add("completions")
+        assert usual({"model": "m", "stream": False}) is None
+        log.write_usual("info", "request", fields, 4.5, {"model": "m", "stream": False})
+    finally:
+        set_log_ids({})
+    write_all()
+
+    first, second, third, masked = lines()
+    assert [line.pop("ms") for line in (first, second, third, masked)] == [1.5, 2.5, 3.5, 4.5]
+    for line in (first, second, third, masked):
+        assert line.pop("timestamp").endswith("Z")
+    assert first == second == third
+    assert list(first) == [
+        "level", "event", "logger", "request_id", "run_id", "method", "path", "status", "caller", "model", "stream"
+    ]  # fmt: skip
+    assert masked == {**first, "path": f"/v1/chat/{MASK}"}
 
 
 @given(st.datetimes(timezones=st.just(UTC)) | st.just(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)))

@@ -10,13 +10,13 @@ import sys
 import threading
 from asyncio import AbstractEventLoop, get_running_loop
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from math import inf
 from threading import get_ident
 from time import monotonic
-from typing import Any, ClassVar, Final, TextIO
+from typing import Any, ClassVar, Final, NamedTuple, TextIO
 
 import msgspec
 import structlog
@@ -152,6 +152,35 @@ class Log:
                 return
         getattr(structlog.get_logger(self._name), level)(event, **fields)
 
+    def write_usual(self, level: str, event: str, fields: dict[str, Any], ms: float, notes: dict[str, Any]) -> None:
+        """Write a line of which all but ids and duration mostly stands on earlier ones too, as `write` does with `fields`, `ms` and `notes`
+        in this order."""
+        fast = _fast
+        if fast is not None and fast.processors[-1] is _as_json and level in fast.levels and not self._bound:
+            line = fast.usual_line_fast(self._name, level, event, fields, ms, notes)
+            if line is not None:
+                if level == "warning":
+                    TROUBLE[level, event] += 1
+                fast.lines.msg(line)
+                return
+        self.write(level, event, {**fields, "ms": ms, **notes})
+
+
+class _UsualLine(NamedTuple):
+    """What a line shares with others, encoded: the parts around its time, its ids and its duration."""
+
+    before_ids: bytes
+    before_ms: bytes
+    after_ms: bytes
+
+    @staticmethod
+    def of(name: str, level: str, event: str, fields: dict[str, Any], notes: dict[str, Any]) -> "_UsualLine":
+        shared = _encode({"level": level, "event": event, "logger": name})
+        # A name in front of each gives it the comma that it has in the line.
+        before = _encode({"": None, **fields}).removeprefix(_NOTHING)
+        after = _encode({"": None, **notes}).removeprefix(_NOTHING)
+        return _UsualLine(b"," + shared[1:-1] + b",", before[:-1] + b',"ms":', after)
+
 
 class _FastLines:
     """Makes lines for `Log`."""
@@ -166,7 +195,52 @@ class _FastLines:
         self.processors = processors
         """The list that structlog uses; `capture_logs` replaces its content, so that it does not end with `_as_json` then."""
         self.lines = _Lines(None, stream)
-        """Takes the lines that `line_fast` made."""
+        """Takes the lines that were made here."""
+        self._usual: dict[tuple[Any, ...], _UsualLine] = {}
+        self._harmless = redactor.harmless
+        """The set of harmless values of `_usual`. The redactor makes a new one when it has to mask more."""
+
+    def usual_line_fast(
+        self, name: str, level: str, event: str, fields: dict[str, Any], ms: float, notes: dict[str, Any]
+    ) -> str | None:
+        """Equals `line_fast` for `fields`, `ms` and `notes`, or returns None. Only for lines of which nothing has to be masked; the first
+        of its kind is made by `line_fast`."""
+        ids = _ids.get() or _NO_IDS
+        duration = _encode(ms)
+        if type(ms) is not float or len(duration) > _SHORT_DURATION or not ids:
+            return None
+        if self._harmless is not self._redactor.harmless:
+            self._usual = {}
+            self._harmless = self._redactor.harmless
+        values = (*fields.values(), *notes.values())
+        kind = (name, level, event, *ids, *fields, *notes, values, *map(type, values))
+        try:
+            usual = self._usual.get(kind)
+        except TypeError:  # an unhashable list or mapping
+            return None
+        if usual is None:
+            if self._is_usual(event, values, (*ids, *fields, "ms", *notes)):
+                if len(self._usual) >= _MOST_USUAL:
+                    self._usual.clear()
+                self._usual[kind] = _UsualLine.of(name, level, event, fields, notes)
+            return None
+        ours = _encode(ids)[1:-1]
+        return b"".join(
+            (_TIME, _encode(_now(UTC)), usual.before_ids, ours, usual.before_ms, duration, usual.after_ms)
+        ).decode()
+
+    def _is_usual(self, event: str, values: Sequence[Any], names: Sequence[str]) -> bool:
+        """True if a line like this may be made of parts: it is like one that was written, and nothing of it was masked."""
+        if len({*names}) < len(names) or not _PROCESSED.isdisjoint(names):
+            return False
+        if event not in self._harmless or not self._open_names.issuperset(names[-len(values) - 1 :]):
+            return False
+        for value in values:
+            if type(value) is float or not (value in self._harmless or _is_short(value)):
+                return False
+            if type(value) is str and (len(value) > _MOST_CHARACTERS or not value.isascii()):
+                return False
+        return True
 
     def line_fast(self, name: str, level: str, event: str, fields: dict[str, Any]) -> str | None:
         """Equals the line that `_processors` make for every input, or returns None. It takes a fifth of the time."""
@@ -227,6 +301,14 @@ _fast: _FastLines | None = None
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 _NO_IDS: Final[dict[str, str]] = {}
 _now: Final = datetime.now
+_TIME: Final = b'{"timestamp":'
+_NOTHING: Final = b'{"":null'
+_SHORT_DURATION: Final = MIN_SECRET_LENGTH - 3
+"""The length of a number that Python may write with two more characters, and that is still shorter than a secret."""
+_MOST_CHARACTERS: Final = 200
+"""The longest value of a line that is kept."""
+_MOST_USUAL: Final = 256
+"""Kinds of lines of which the shared parts are kept; many times what one config has."""
 _PROCESSED: Final = frozenset({"timestamp", "level", "event", "logger", "exc_info", "stack_info", "exception", "stack"})
 """The fields that structlog's processors read or write."""
 
