@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from callgate.config import redaction
 from callgate.config.redaction import MASK, Redactor
 from callgate.telemetry import logs
 from callgate.telemetry.logs import Log, configure, set_log_ids, write_all
@@ -428,7 +429,7 @@ def test_a_line_like_earlier_ones_is_made_of_parts_until_more_is_masked(lines):
         usual = partial(logs._fast.usual_line_fast, "callgate.test", "info", "request", fields, 4.5)
         assert usual({"model": "m", "stream": False}) is not None
         assert usual({"model": "m", "stream": 0}) is None  # equal, and written otherwise
-        logs.redaction.current.add("completions")
+        redaction.current.add("completions")
         assert usual({"model": "m", "stream": False}) is None
         log.write_usual("info", "request", fields, 4.5, {"model": "m", "stream": False})
     finally:

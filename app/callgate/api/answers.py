@@ -160,21 +160,21 @@ class AnswerHeaders(msgspec.Struct, eq=False):
         return headers
 
 
-class WholeAnswer(msgspec.Struct, eq=False, kw_only=True):
+class WholeAnswer(msgspec.Struct, eq=False):
     """Runs a chat to its end and sends one JSON body."""
 
-    _work: Work
-    _new_writer: Callable[[], BodyWriter]
-    _headers: Headers
-    _seconds: float | None = None
+    work: Work
+    new_writer: Callable[[], BodyWriter]
+    """Called for the first event, unless the answer is passed on."""
+    headers: Headers
+    seconds: float | None = None
     """The timeout of the work."""
-    _error_body: ErrorBody = in_openais_shape
-    _client_error: ClientError = lambda error: error
+    error_body: ErrorBody = in_openais_shape
+    client_error: ClientError = lambda error: error
     keepers: Sequence[AnswerKeeper] = ()
     """Store something of the answer before it is sent."""
-    _writer: BodyWriter | None = None
-    """Made for the first event, unless the answer is passed on."""
-    _passed: bytes | None = None
+    writer: BodyWriter | None = None
+    passed: bytes | None = None
     """The body of an answer that is passed on."""
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
@@ -184,30 +184,30 @@ class WholeAnswer(msgspec.Struct, eq=False, kw_only=True):
             emit: EmitAny = self._emit
             if self.keepers:
                 emit = stored_before_sent(self.keepers, emit)
-            async with watched(receive, self._seconds):
-                await self._work(emit)
+            async with watched(receive, self.seconds):
+                await self.work(emit)
         except ClientDisconnected:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
-            error = _told(failure, self._client_error)
+            error = _told(failure, self.client_error)
         if error is not None:
-            await send_whole(send, error.status, self._error_body(error), self._headers(error), error)
+            await send_whole(send, error.status, self.error_body(error), self.headers(error), error)
             return error
-        body = self._passed
+        body = self.passed
         if body is None:
             body = encode(self.make_writer().body())
-        await send_whole(send, 200, body, self._headers())
+        await send_whole(send, 200, body, self.headers())
         return None
 
     def make_writer(self) -> BodyWriter:
         """Return the writer, which is made by the first call."""
-        if self._writer is None:
-            self._writer = self._new_writer()
-        return self._writer
+        if self.writer is None:
+            self.writer = self.new_writer()
+        return self.writer
 
     def _emit(self, event: Any) -> Awaitable[None]:
         if type(event) is AnswerPassed:
-            self._passed = event.data
+            self.passed = event.data
         else:
             self.make_writer().write(event)
         return NOTHING
@@ -390,15 +390,7 @@ def watched(receive: Receive, seconds: float | None = None) -> "_Watch":
     request: TellingRequest | None = getattr(receive, "__self__", None)
     if not hasattr(request, "when_left"):
         request = None
-    watch = _Watch(
-        _lookout=lookout,
-        _task=task,
-        _cancelled_before=task.cancelling(),
-        _receive=receive,
-        _request=request,
-        _seconds=seconds,
-        since=loop.time(),
-    )
+    watch = _Watch(lookout, task, task.cancelling(), receive, request, seconds, loop.time())
     if request is not None and request.is_whole and not request.abandoned:
         request.when_left = watch.client_left
         watch.is_told = True
@@ -409,27 +401,27 @@ def watched(receive: Receive, seconds: float | None = None) -> "_Watch":
     return watch
 
 
-class _Watch(msgspec.Struct, eq=False, kw_only=True):
+class _Watch(msgspec.Struct, eq=False):
     """Cancels the task of an answer when the client disconnects, or at the deadline.
 
     Our own server calls when the client disconnects. Any other connection is watched by a task. That and the wait for the deadline begin
     only after a moment, because most whole answers have ended by then.
     """
 
-    _lookout: "_Lookout"
-    _task: asyncio.Task[Any]
-    _cancelled_before: int
-    _receive: Receive
-    _request: TellingRequest | None
-    _seconds: float | None
+    lookout: "_Lookout"
+    task: asyncio.Task[Any]
+    cancelled_before: int
+    receive: Receive
+    request: TellingRequest | None
+    seconds: float | None
     since: float
     is_told: bool = False
     """Our own server calls when the client disconnects."""
     deadlines: "_Alarms | None" = None
     """Where it waits for its deadline."""
     looking: asyncio.Task[None] | None = None
-    _left: bool = False
-    _due: bool = False
+    has_left: bool = False
+    is_due: bool = False
 
     # No coroutines, because there is nothing to wait for at the end of most work.
 
@@ -439,9 +431,9 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Awaitable[None]:
-        if self._request is not None:
-            self._request.when_left = None
-        self._lookout.looks.discard(self)
+        if self.request is not None:
+            self.request.when_left = None
+        self.lookout.looks.discard(self)
         if self.deadlines is not None:
             self.deadlines.discard(self)
         if self.looking is not None:
@@ -452,35 +444,35 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
 
     def _explain(self) -> None:
         """Raise the error for our own cancellation; nothing where the server has cancelled the task as well."""
-        for ours in (self._left, self._due):
+        for ours in (self.has_left, self.is_due):
             if ours:
-                self._task.uncancel()
-        if self._task.cancelling() > self._cancelled_before:
+                self.task.uncancel()
+        if self.task.cancelling() > self.cancelled_before:
             return
-        if self._left:
+        if self.has_left:
             raise ClientDisconnected from None
-        if self._due:
+        if self.is_due:
             raise ChatError(
                 504,
-                f"The request took longer than {self._seconds:g} seconds.",
+                f"The request took longer than {self.seconds:g} seconds.",
                 type="server_error",
                 code="request_timeout",
             ) from None
 
     def client_left(self) -> None:
-        if not self._left:
-            self._left = True
-            self._task.cancel()
+        if not self.has_left:
+            self.has_left = True
+            self.task.cancel()
 
     def time_is_up(self) -> None:
-        self._due = True
-        self._task.cancel()
+        self.is_due = True
+        self.task.cancel()
 
     def begin(self) -> None:
         if not self.is_told:
-            self.looking = self._lookout.loop.create_task(self._look())
-        if self._seconds is not None:
-            self.deadlines = self._lookout.alarms_after(self._seconds, _Watch.time_is_up)
+            self.looking = self.lookout.loop.create_task(self._look())
+        if self.seconds is not None:
+            self.deadlines = self.lookout.alarms_after(self.seconds, _Watch.time_is_up)
             self.deadlines.add(self, self.since)
 
     async def _end(self, looking: asyncio.Task[None], error: BaseException | None) -> None:
@@ -492,7 +484,7 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
             await asyncio.wait({looking})
 
     async def _look(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self.receive())["type"] != "http.disconnect":
             pass
         self.client_left()
 

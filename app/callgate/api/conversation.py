@@ -65,7 +65,7 @@ class Replay(msgspec.Struct, frozen=True):
     """Wraps the work, to stop at a call that is not in the recording."""
 
 
-class Conversation(msgspec.Struct, eq=False, kw_only=True):
+class Conversation(msgspec.Struct, eq=False):
     """Answers one request, within the limits of its key and its model.
 
     Where none of our tools is offered the request may be passed through, with all choices in one chat; otherwise each choice
@@ -86,18 +86,18 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     principal: Principal
     """On whose behalf its tools are called."""
     headers: AnswerHeaders
-    diagnoses: Sequence[Diagnosis] = ()
+    diagnoses: Sequence[Diagnosis]
     """One for each choice."""
-    durable: KeptRun | None = None
+    durable: KeptRun | None
     """What keeps the run, where it outlives its process."""
-    replay: Replay | None = None
+    replay: Replay | None
+    guard: "RequestGuard | None"
+    """The guardrails that look at it, where there are any."""
+    adds_servers: Callable[["Conversation", Work, EmitAny], Awaitable[None]] | None
+    """Does the work with the tools of the servers that the request names; None where it names none."""
     recording: Recording | None = None
     trace: RunTrace | None = None
-    guard: "RequestGuard | None" = None
-    """The guardrails that look at it, where there are any."""
-    _meter: RequestMeter | None = None
-    adds_servers: Callable[["Conversation", Work, EmitAny], Awaitable[None]] | None = None
-    """Does the work with the tools of the servers that the request names; None where it names none."""
+    meter: RequestMeter | None = None
     lists: Sequence[ToolsListed] = ()
     """The tools of servers that the request names, for its client."""
 
@@ -172,7 +172,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         # On Responses a provider shows each use, and is told of no tool that it would not run.
         hosted = "input" not in named.fields and names_hosted(named)
         meter = self.runtime.meter(self.caller, request.model, request.prompt_bytes(), longest, answers, hosted=hosted)
-        self._meter = meter
+        self.meter = meter
         self.headers.meter = meter
         async with meter:
             await work(emit)
@@ -301,8 +301,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             except SeparateChoices as separate:
                 if separate.answers:
                     models = preloaded(self.route.name, separate.answers)
-                if self._meter is not None:
-                    self._meter.begin_again()
+                if self.meter is not None:
+                    self.meter.begin_again()
             else:
                 return
         await chat_side_by_side(models, lambda choice, model: self._chat(choice, model, for_choice(choice, emit)))
@@ -385,8 +385,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             listeners.append(recording.events_listener(choice))
         listeners.append(self.diagnoses[choice])
         listeners += self.runtime.listeners(self.route.name, self.run_id, self.caller)
-        if self._meter is not None:
-            listeners.append(self._meter.tally(answers))
+        if self.meter is not None:
+            listeners.append(self.meter.tally(answers))
         return listeners
 
     def _rules(self) -> Rules:
@@ -525,7 +525,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             request.tools.allowed,
             None if durable is None else durable.calls,
             rights,
-            None if self._meter is None else self._meter.charge,
+            None if self.meter is None else self.meter.charge,
             self.principal,
             guard,
         )

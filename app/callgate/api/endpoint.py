@@ -278,13 +278,13 @@ class FaceEndpoint:
             leave_out=FieldsLeftOut(_warnings=warnings).add,
         )
         diagnosis = Diagnosis(
-            run_id=run_id,
-            _warnings=warnings,
-            sees=partial(runtime.access.may_see, caller),
-            price=runtime.prices.of_responder,
-            usage_scope=delivery.usage_scope,
-            is_usage_only=not runtime.diagnostics,
-            search=route.searched,
+            run_id,
+            warnings,
+            partial(runtime.access.may_see, caller),
+            runtime.prices.of_responder,
+            delivery.usage_scope,
+            not runtime.diagnostics,
+            route.searched,
         )
         diagnoses = [diagnosis]
         if request.n > 1:
@@ -295,22 +295,22 @@ class FaceEndpoint:
         if runtime.guarding is not None:
             guard = runtime.guarding.request(request.model, caller, run_id)
         return Conversation(
-            run_id=run_id,
-            runtime=runtime,
-            route=route,
-            manager=self._manager,
-            context=context,
-            request=request,
-            judged=judged,
-            delivery=delivery,
-            caller=caller,
-            principal=principal,
-            headers=AnswerHeaders(run_id, context.aftermath, warnings),
-            diagnoses=diagnoses,
-            durable=run,
-            replay=exchange.replay,
-            guard=guard,
-            adds_servers=adds_servers,
+            run_id,
+            runtime,
+            route,
+            self._manager,
+            context,
+            request,
+            judged,
+            delivery,
+            caller,
+            principal,
+            AnswerHeaders(run_id, context.aftermath, warnings),
+            diagnoses,
+            run,
+            exchange.replay,
+            guard,
+            adds_servers,
         )
 
     def _answer_of(self, exchange: FaceExchange, conversation: Conversation, began: int) -> EventStream | WholeAnswer:
@@ -327,12 +327,12 @@ class FaceEndpoint:
         client_error = context.aftermath.client_error
         if not is_streamed:
             answer = WholeAnswer(
-                _work=conversation.answer,
-                _new_writer=partial(exchange.whole, conversation, began, diagnoses),
-                _headers=conversation.headers,
-                _seconds=seconds,
-                _error_body=context.error_body,
-                _client_error=client_error,
+                conversation.answer,
+                partial(exchange.whole, conversation, began, diagnoses),
+                conversation.headers,
+                seconds,
+                context.error_body,
+                client_error,
             )
             if run is not None or self._face.keeps_answers:
                 answer.make_writer()

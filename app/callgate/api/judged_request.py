@@ -19,11 +19,11 @@ from callgate.policy.litellm_settings import without_settings
 _encode = msgspec.json.Encoder().encode
 
 
-class JudgedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class JudgedRequest(msgspec.Struct, frozen=True):
     """A request that names only what it may."""
 
     request: ChatRequest
-    _fields: JudgedFields
+    fields: JudgedFields
     original: Original | None
     leave_out: LeaveOut = tell_nobody
 
@@ -48,7 +48,7 @@ class JudgedRequest(msgspec.Struct, frozen=True, kw_only=True):
     def passed_through(self) -> Passthrough:
         """Return the request for passing it through, without our own keys of the metadata."""
         request = self.request
-        fields = self._fields
+        fields = self.fields
         if "metadata" in fields and self.original is None:
             metadata: dict[str, object] = {}
             if request.metadata:
@@ -75,11 +75,11 @@ def judged_request(
     original = origin.original
     if original is not None and not original.is_chat:
         fields = judge_named(request.named(), caller, may_select=may_select)
-        return JudgedRequest(request=request, _fields=fields, original=original.judged(fields), leave_out=leave_out)
+        return JudgedRequest(request, fields, original.judged(fields), leave_out)
     chat_fields = None
     if not origin.may_have_ids:
         chat_fields = judge_chat_fast(request.fields, caller)
     if chat_fields is None:
         chat_fields = judge_named(request.named(), caller, may_select=may_select)
     own = None if original is None else original.judged(NO_FIELDS)
-    return JudgedRequest(request=request, _fields=chat_fields, original=own, leave_out=leave_out)
+    return JudgedRequest(request, chat_fields, own, leave_out)

@@ -99,6 +99,10 @@ class RequestContext(msgspec.Struct, eq=False):
 
     headers: Mapping[str, str]
     path: str = ""
+    large_bodies: LargeBodies | None = None
+    """The counter of its body's bytes, if it is large."""
+    connection_memory: Any = None
+    """The responses that its WebSocket keeps, if it came over one."""
     request_id: str = ""
     ids: dict[str, str] = {}
     """Fields of all its log lines."""
@@ -121,10 +125,6 @@ class RequestContext(msgspec.Struct, eq=False):
     """What hooks said of its body."""
     blocked: ChatError | None = None
     """The error that it is answered with, because a hook blocked it."""
-    connection_memory: Any = None
-    """The responses that its WebSocket keeps, if it came over one."""
-    large_bodies: LargeBodies | None = None
-    """The counter of its body's bytes, if it is large."""
     held_bytes: int = 0
     """The number of counted bytes."""
     own_ports: tuple[int, ...] = ()
@@ -210,12 +210,7 @@ class Middleware:
         method = scope["method"]
         path = scope["path"]
         headers = scope.get(TEXT_HEADERS) or read_headers(scope)
-        context = scope["context"] = RequestContext(
-            headers,
-            path,
-            large_bodies=self._large_bodies,
-            connection_memory=scope.get(CONNECTION_MEMORY),
-        )
+        context = scope["context"] = RequestContext(headers, path, self._large_bodies, scope.get(CONNECTION_MEMORY))
         request_id = context.request_id.encode()
         marks = [(b"x-request-id", request_id)]
         if path.startswith(MESSAGES) or ANTHROPIC_VERSION in headers:

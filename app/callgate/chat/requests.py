@@ -134,16 +134,16 @@ def _read(
     if hints or has_ids:
         origin = RequestOrigin(hints=hints, may_have_ids=has_ids)
     return ChatRequest(
-        outline=outline,
-        fields=passed,
-        normalized=normalized,
-        model=outline.model,
-        n=1 if outline.n is None else outline.n,
-        metadata=metadata,
-        delivery=delivery,
-        tools=tools,
-        origin=origin,
-        may_pass=not delivery.every_event and own is NOTHING_OWN,
+        outline,
+        passed,
+        normalized,
+        outline.model,
+        1 if outline.n is None else outline.n,
+        metadata,
+        delivery,
+        tools,
+        origin,
+        not delivery.every_event and own is NOTHING_OWN,
     )
 
 

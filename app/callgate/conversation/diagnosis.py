@@ -57,11 +57,11 @@ _NONE = _Seldom()
 """Of a chat that had nothing of it."""
 
 
-class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
-    """Collects the events of a chat, and reports at any time what is known of it."""
+class ReportedChat(msgspec.Struct, eq=False):
+    """What is known of a chat before it begins, and what may be reported of it."""
 
     run_id: str
-    _warnings: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     sees: Callable[[], bool] = lambda: False
     """Whether the client may see runs; called when the report is made."""
     price: Callable[[Responder], Price | None] = lambda by: None
@@ -72,6 +72,11 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     """The report has only the usage."""
     search: Mapping[str, int] | None = None
     """Where tools are searched for: how many the model is offered, and how many it is shown."""
+
+
+class Diagnosis(Listener, ReportedChat, eq=False, kw_only=True):
+    """Collects the events of a chat, and reports at any time what is known of it."""
+
     _clock: Callable[[], float] = time.monotonic
     _began: float = msgspec.field(default_factory=time.monotonic)
     _sees: bool = False
@@ -85,7 +90,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     handlers: ClassVar[Handlers] = {}
 
     def warn(self, warning: str) -> None:
-        self._warnings = (*self._warnings, warning)
+        self.warnings = (*self.warnings, warning)
 
     def another(self) -> "Diagnosis":
         """Return the diagnosis of one more chat for the same request."""
@@ -200,8 +205,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         self._sees = self.sees()
         turns: list[dict[str, Any]] = []
         report: dict[str, Any] = {"run": self.run_id, "turns": turns}
-        if self._warnings:
-            report["warnings"] = list(self._warnings)
+        if self.warnings:
+            report["warnings"] = list(self.warnings)
         for event in self._ends():
             if type(event) is TurnEnded:
                 turns.append(self._turn(event.turn, event.answer))

@@ -494,7 +494,7 @@ class ChatEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 @final
-class AnswerPassed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class AnswerPassed(msgspec.Struct, frozen=True, gc=False):
     """A whole answer goes to the client as its provider's bytes, and its chat has ended with that. It stands for `TurnStarted`, `Passed`,
     `TurnEnded` and `ChatEnded` of the only turn."""
 

@@ -54,19 +54,20 @@ async def passed_answer_fast(
     finish = finish_of_whole(passed.reasons)
     is_unended = attempts.succeeded(gave_reason=bool(finish.reasons))
     usage = passed.usage
+    is_cut = not finish.unknown and (is_unended or finish.winner in CUT)
     return AnswerPassed(
-        data=passed.data,
-        ending=passed_ending(finish.winner, finish.unknown, takes_calls=request.takes_calls),
-        reasons=finish.reasons,
-        unknown_reasons=finish.unknown,
-        is_cut=not finish.unknown and (is_unended or finish.winner in CUT),
-        usage=usage,
-        counts=None if usage is None else usage.counts(),
-        seconds=clock() - attempts.began,
-        first_seconds=first_seconds,
-        lane=answer.lane,
-        by=attempts.by,
-        attempts=attempts.number,
+        passed.data,
+        passed_ending(finish.winner, finish.unknown, takes_calls=request.takes_calls),
+        finish.reasons,
+        finish.unknown,
+        is_cut,
+        usage,
+        None if usage is None else usage.counts(),
+        clock() - attempts.began,
+        first_seconds,
+        answer.lane,
+        attempts.by,
+        attempts.number,
     )
 
 

@@ -15,7 +15,7 @@ class PreloadedModel:
 
     def __init__(self, name: str, events: Sequence[ModelEvent], lane: str = "direct") -> None:
         self.name = name
-        self._answer = PreloadedAnswer(events=events, lane=lane)
+        self._answer = PreloadedAnswer(events, lane)
 
     @asynccontextmanager
     async def send(
@@ -36,10 +36,10 @@ class PreloadedTurns:
     async def send(
         self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AsyncIterator["PreloadedAnswer"]:
-        yield PreloadedAnswer(events=next(self._turns, ()), lane=self._lane)
+        yield PreloadedAnswer(next(self._turns, ()), self._lane)
 
 
-class PreloadedAnswer(msgspec.Struct, eq=False, kw_only=True):
+class PreloadedAnswer(msgspec.Struct, eq=False):
     """An answer that was read to its end, as one batch."""
 
     events: Sequence[ModelEvent]

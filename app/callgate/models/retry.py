@@ -118,14 +118,12 @@ class RetryingModel(msgspec.Struct, frozen=True):
         if chooser is None:
             order = next(self.pools[0].orders)
             chosen = _Selected(order[0])
-            chooser = attempts.chooser = _TurnChooser(
-                model=self, request=request, turn=attempts.turn, emit=attempts.emit, order=order, chosen=chosen
-            )
+            chooser = attempts.chooser = _TurnChooser(self, request, attempts.turn, attempts.emit, order, chosen)
         assert isinstance(chooser, _TurnChooser)
         return chooser
 
 
-class _TurnChooser(msgspec.Struct, eq=False, kw_only=True):
+class _TurnChooser(msgspec.Struct, eq=False):
     """Asks one deployment after the other for a turn until an answer has begun, and again where that answer breaks off before
     any of it was sent to the client. The context manager of each of these answers."""
 
@@ -136,12 +134,10 @@ class _TurnChooser(msgspec.Struct, eq=False, kw_only=True):
     emit: Callable[[Attempt], Awaitable[None]]
     order: Sequence[Deployment]
     """The deployments of the model's own pool, in the order of this turn."""
-    queue: "_Queue | None" = None
-    """Built after the first failure."""
 
     # The attempt that is made now.
-    number: int = 0
     chosen: "_Selected"
+    number: int = 0
     instead_of: str = ""
     """The deployment whose turn it would have been, for a first attempt that passes it over."""
     sent_at: float = 0.0
@@ -153,6 +149,8 @@ class _TurnChooser(msgspec.Struct, eq=False, kw_only=True):
     """The exchange that its answer comes in."""
 
     # All attempts.
+    queue: "_Queue | None" = None
+    """Built after the first failure."""
     began_at: float = 0.0
     waited: float = 0.0
 

@@ -40,8 +40,8 @@ COUNTED, CHUNKED, CLOSED, NONE = range(4)
 is no body, as in the response to HEAD."""
 
 
-class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
-    """One request and its response, between a connection and the application."""
+class ReceivedRequest(msgspec.Struct, eq=False):
+    """What a connection has read of a request."""
 
     connection: "ServerConnection"
     scope: dict[str, Any]
@@ -49,17 +49,24 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
     """A copy, because the application may change the scope."""
     keep: bool
     """Whether the connection may be reused after this."""
+    is_whole: bool = False
+    """The request has been received completely."""
+    parts: list[bytes] = []
+    """The part of its body that the application has not taken."""
+    is_news: bool = False
+    """Something has come, or changed, that the application has not been told."""
+
+
+class RequestCycle(ReceivedRequest, eq=False, kw_only=True):
+    """One request and its response, between a connection and the application."""
+
     task: asyncio.Task[None] | None = None
     abandoned: bool = False
     """The response is not sent: the client has disconnected, or was sent an error."""
-    is_whole: bool = False
-    """The request has been received completely."""
     when_left: Callable[[], None] | None = None
     """Called when the client disconnects, or the response is not to be sent."""
     sent_continue: bool = False
-    _parts: list[bytes] = []
     _held: int = 0
-    _fresh: bool = False
     _news: asyncio.Event | None = None
     _stage: int = UNBEGUN
     _head: bytes = b""
@@ -87,20 +94,20 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
         """Take a piece of the request body."""
         if self._stage == COMPLETE:
             return
-        self._parts.append(body)
+        self.parts.append(body)
         self._held += len(body)
-        self._fresh = True
+        self.is_news = True
         if self._news is not None:
             self._news.set()
 
     def finish(self) -> None:
         """Note that the request body is complete."""
-        self.is_whole = self._fresh = True
+        self.is_whole = self.is_news = True
         if self._news is not None:
             self._news.set()
 
     def abandon(self) -> None:
-        self.abandoned = self._fresh = True
+        self.abandoned = self.is_news = True
         self._takes_chunks = False
         if self._news is not None:
             self._news.set()
@@ -130,16 +137,16 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
     # -- for the application
 
     async def receive(self) -> Message:
-        if not self._fresh:
+        if not self.is_news:
             await self._wait()
         elif self.connection.is_holding_back:
             self.connection.read_on()
         if self.abandoned or self._stage == COMPLETE:
             return {"type": "http.disconnect"}
-        self._fresh = False
+        self.is_news = False
         self._held = 0
-        parts = self._parts
-        self._parts = []
+        parts = self.parts
+        self.parts = []
         return {"type": "http.request", "body": b"".join(parts), "more_body": not self.is_whole}
 
     def send(self, message: Message) -> Awaitable[None]:

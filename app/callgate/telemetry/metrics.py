@@ -617,7 +617,7 @@ class OfModel:
         """Return the tokens of its answers since the last call, by their kinds in the metrics."""
         own = map(sub, self._own, self._own_shown)
         reported = zip(METRICS, map(add, own, self._reported), strict=True)
-        taken = [(kind, tokens) for kind, tokens in reported if kind and tokens]
+        amounts = [(kind, tokens) for kind, tokens in reported if kind and tokens]
         self._own_shown = self._own
         self._reported = NO_TOKENS
-        return taken
+        return amounts

@@ -216,7 +216,7 @@ class WholeRequest(HttpRequest):
             return HttpAnswer.of_whole(response, body, model.endpoint, model.answer_bytes)
         self.response = None
         response.leave()
-        return PreloadedAnswer(events=events, lane=HttpAnswer.lane)
+        return PreloadedAnswer(events, HttpAnswer.lane)
 
 
 def is_framed(response: Response) -> bool:

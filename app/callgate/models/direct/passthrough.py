@@ -155,7 +155,7 @@ class _WholeRequest(msgspec.Struct, eq=False):
             and (has_calls(passed.data) or says_calls(passed.reasons))
         ):
             events = _read_calls(passed.data, self.request.n)
-        return PreloadedAnswer(events=events, lane=HttpAnswer.lane)
+        return PreloadedAnswer(events, HttpAnswer.lane)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
