@@ -10,8 +10,8 @@ from tests.harness.sources import trees_with
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error"}
-WRITE = "write"
-"""The method of a logger that is given a level, an event and a dict of fields."""
+WRITES = {"write": frozenset[str](), "write_usual": frozenset({"ms"})}
+"""The methods of a logger that are given a level, an event and a dict of fields, and the fields beside those."""
 LOGGERS = {"log", "audit", "_log"}
 """What our loggers are called; `say` is one of two methods of a logger."""
 
@@ -32,7 +32,7 @@ def logged() -> Sequence[LogLine]:
 
 
 def _logged() -> Iterator[LogLine]:
-    for file, tree in trees_with(("say(", f".{WRITE}(", *(f".{level}(" for level in LEVELS))):
+    for file, tree in trees_with(("say(", *(f".{method}(" for method in WRITES), *(f".{level}(" for level in LEVELS))):
         prints = "callgate.telemetry.terminal import" in file.read_text(
             "utf-8"
         )  # by a function that is called `say` too
@@ -43,9 +43,10 @@ def _logged() -> Iterator[LogLine]:
             if isinstance(node, ast.Call) and (levels := levels_of(node.func)):
                 first = node.args[0] if node.args else None
                 fields = {word.arg for word in node.keywords if word.arg}
-                if isinstance(node.func, ast.Attribute) and node.func.attr == WRITE:
-                    _, first, written = node.args
+                if isinstance(node.func, ast.Attribute) and node.func.attr in WRITES:
+                    _, first, written, *_ = node.args
                     fields = {str(key.value) for key in getattr(written, "keys", ()) if isinstance(key, ast.Constant)}
+                    fields |= WRITES[node.func.attr]
                 event = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
                 if levels == {"exception"}:
                     fields.add("exc_info")
@@ -83,7 +84,7 @@ def levels_of(called: ast.expr) -> set[str]:
     """The methods of a logger that a call may be of; none where it is no logging."""
     if isinstance(called, ast.Name) and called.id == "say":
         return {"info", "warning"}
-    if isinstance(called, ast.Attribute) and called.attr == WRITE and receiver_of(called) in LOGGERS:
+    if isinstance(called, ast.Attribute) and called.attr in WRITES and receiver_of(called) in LOGGERS:
         return {"info", "warning"}
     if not isinstance(called, ast.Attribute) or called.attr not in LEVELS:
         return set()

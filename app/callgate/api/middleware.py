@@ -311,14 +311,18 @@ class Middleware:
         if status >= 500 or (error is not None and (status == 200 or error == FAILED_AFTER_WRITE)):
             level = "warning"
         caller = context.caller
-        fields = {
-            "method": scope["method"],
-            "path": scope["path"],
-            "status": status,
-            "caller": None if caller is None else caller.name,
-        }
-        ms = int(seconds * 10_000 + 0.5) / 10  # `round` costs five times as much
-        log.write_usual(level, "request", fields, ms, notes)
+        log.write_usual(
+            level,
+            "request",
+            {
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "caller": None if caller is None else caller.name,
+            },
+            int(seconds * 10_000 + 0.5) / 10,  # `round` costs five times as much
+            notes,
+        )
 
 
 def _check_length(length: str | None, most: int) -> None:
