@@ -113,13 +113,15 @@ def fill(data: Path, rows: int) -> None:
         days: dict[tuple[str, str, str], KeyUsage] = {}
         used: dict[HourUsage, KeyUsage] = {}
         for run in runs:
-            failed = int(run.row.state == "failed")
-            of_run = KeyUsage(day_of(run.row.began), run.row.key, run.row.model, requests=1, failed=failed, calls=1)
+            failed = int(run.begun.state == "failed")
+            of_run = KeyUsage(
+                day_of(run.begun.began), run.begun.key, run.begun.model, requests=1, failed=failed, calls=1
+            )
             of_run.tokens_in = of_run.priced_in = 24
             of_run.tokens_out = of_run.priced_out = 18
             of_run.nano = 60_000
             days.setdefault(of_run.place(), KeyUsage(*of_run.place())).add(of_run)
-            place = (int(run.row.began // 3600), run.row.key, run.row.model)
+            place = (int(run.begun.began // 3600), run.begun.key, run.begun.model)
             used.setdefault(place, KeyUsage(*of_run.place())).add(of_run)
         store.count(days.values(), used, by_hour(hours.take()))
     store.close()
@@ -128,11 +130,11 @@ def fill(data: Path, rows: int) -> None:
 def encoded(row: RunRow, hours: HourTotals) -> EndedRun:
     recording = RunRecording(row, RecordPolicy(), str, lambda by: Price(1e-6, 2e-6))
     for seconds, event in EVENTS:
-        recording.note_earlier(seconds, 0, event)
+        if row.state == "answered" or not isinstance(event, ChatEnded):
+            recording.note_earlier(seconds, 0, event)
+    row.seconds = 0.3
     ended, notes = recording.encode()
-    ended.row.state = row.state
-    ended.row.seconds = 0.3
-    hours.add_runs([(ended.row, notes)])
+    hours.add_runs([(ended.begun, notes)])
     return ended
 
 

@@ -77,12 +77,12 @@ def fill_with_history(folder: Path, runs: int, days: float, seed: int = 5) -> No
         row = RunRow(f"run_{number:024x}", began, model.name, f"req_{number}", "history:1", key=key, status=200)
         run = _ended(row, model, chance, hours)
         ended.append(run)
-        is_unpriced = model.price is None and run.row.tokens_in > 0
-        used = KeyUsage(day_of(began), key, model.name, requests=1, calls=run.row.calls, unpriced=int(is_unpriced))
-        used.failed = int(run.row.state == "failed")
-        used.tokens_in = run.row.tokens_in
-        used.tokens_out = run.row.tokens_out
-        used.nano = int((run.row.cost or 0) * 1e9)
+        is_unpriced = model.price is None and run.begun.tokens_in > 0
+        used = KeyUsage(day_of(began), key, model.name, requests=1, calls=run.begun.calls, unpriced=int(is_unpriced))
+        used.failed = int(run.begun.state == "failed")
+        used.tokens_in = run.begun.tokens_in
+        used.tokens_out = run.begun.tokens_out
+        used.nano = int((run.begun.cost or 0) * 1e9)
         if not is_unpriced:
             used.priced_in = used.tokens_in
             used.priced_out = used.tokens_out
@@ -107,12 +107,12 @@ def _ended(row: RunRow, model: Played, chance: random.Random, hours: HourTotals)
     else:
         at = _talk(recording, model, by, pace, chance)
     run, notes = recording.encode()
-    run.row.seconds = at
+    run.begun.seconds = at
     if is_failed:
-        run.row.state = "failed"
-        run.row.status = 502
-        run.row.error = "upstream_error"
-    hours.add_runs([(run.row, notes)])
+        run.begun.state = "failed"
+        run.begun.status = 502
+        run.begun.error = "upstream_error"
+    hours.add_runs([(run.begun, notes)])
     return run
 
 

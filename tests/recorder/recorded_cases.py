@@ -280,7 +280,7 @@ def runs_of_cases(hours: HourTotals) -> list[EndedRun]:
     runs: list[EndedRun] = []
     for number, (policy, events, facts) in enumerate(CASES.values()):
         run, notes = recording_of(number, policy, events, facts).encode()
-        hours.add_runs([(run.row, notes)])
+        hours.add_runs([(run.begun, notes)])
         runs.append(run)
     return runs
 

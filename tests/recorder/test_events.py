@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callgate.conversation.usage import MOST_TOKENS
-from callgate.recorder.events import USAGE_NAMES, _bounded_counts, _bounded_counts_fast
+from callgate.recorder.events import USAGE_NAMES, _bounded_counts, bounded_counts_fast
 from callgate.records.row import NAME_CHARACTERS
 
 NAMES = st.text(max_size=5) | st.text(min_size=NAME_CHARACTERS - 1, max_size=NAME_CHARACTERS + 1)
@@ -25,7 +25,7 @@ USAGES = st.dictionaries(NAMES, COUNTS | PARTS, max_size=USAGE_NAMES + 2)
 
 @given(USAGES)
 def test_the_fast_way_of_bounding_counts_equals_the_plain_one_or_returns_none(usage: dict[str, Any]) -> None:
-    fast = _bounded_counts_fast(usage)
+    fast = bounded_counts_fast(usage)
     if fast is not None:
         plain = _bounded_counts(usage)
         assert list(fast.items()) == list(plain.items())
@@ -34,4 +34,4 @@ def test_the_fast_way_of_bounding_counts_equals_the_plain_one_or_returns_none(us
 
 def test_the_usual_usage_goes_the_fast_way() -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4, "audio": None}}
-    assert _bounded_counts_fast(usage) == usage == _bounded_counts(usage)
+    assert bounded_counts_fast(usage) == usage == _bounded_counts(usage)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from callgate.recorder.stored_event import StoredEvent, decode_events, run_event
+from callgate.recorder.usual_run import read_usual
 from callgate.records.row import RecordedRun, RunEvent, RunRow
 from callgate.untrusted.messagepack import pack_written_here
 from callgate.untrusted.readers import msgpack_reader
@@ -21,10 +22,12 @@ decode_content: Final = msgpack_reader(dict[str, str])
 
 
 class EndedRun(msgspec.Struct, gc=False):
-    """A run whose events and texts are encoded as in the file."""
+    """A run that has ended, as it is stored: a usual one as what happened, any other with its events and totals."""
 
-    row: RunRow
+    begun: RunRow
+    """Its row; of a usual run without the totals of its events."""
     events: bytes
+    """Encoded as in the file; empty for a usual run."""
     content: bytes
     """Empty if no texts are kept."""
     has_wire: bool = False
@@ -33,14 +36,27 @@ class EndedRun(msgspec.Struct, gc=False):
     """Who alone is shown its texts; empty if it has none that are kept in memory alone."""
     private: "PrivateTexts | None" = None
     """Its texts that are kept in memory alone. They are never written."""
+    usual: bytes = b""
+    """What happened in a usual run; empty for any other."""
 
     @property
     def id(self) -> str:
-        return self.row.id
+        return self.begun.id
+
+    def read(self) -> tuple[RunRow, bytes]:
+        """Return its row with all totals, and its events encoded as in the file."""
+        if self.usual:
+            reader = read_usual(self.usual)
+            return reader.row, encode(reader.events)
+        return self.begun, self.events
+
+    def row(self) -> RunRow:
+        """Return its row with all totals."""
+        return self.read()[0]
 
     def weight(self) -> int:
         """Return about how many bytes it takes in memory."""
-        weight = ROW_WEIGHT + len(self.events) + len(self.content)
+        weight = ROW_WEIGHT + len(self.events) + len(self.content) + len(self.usual)
         if self.private is not None:
             weight += self.private.weight()
         return weight
@@ -48,21 +64,23 @@ class EndedRun(msgspec.Struct, gc=False):
     def as_seen_by(self, owner: str) -> "EndedRun":
         """Return the run with the texts that it may show to an owner."""
         if self.private is not None and owner == self.private_to:
-            return self.private.shown()
+            row, events = self.read()
+            return self.private.shown(row, events)
         return self
 
     def without_private_texts(self) -> "EndedRun":
         """Return the run after its private texts were dropped, with that as the reason why they are missing."""
         if self.private is None:
             return self
-        return msgspec.structs.replace(self, private=self.private.dropped(self.events))
+        return msgspec.structs.replace(self, private=self.private.dropped())
 
     def recorded(self) -> RecordedRun:
         """Return the run as readers see it."""
+        row, events = self.read()
         content: Mapping[str, str] = {}
         if self.content:
             content = decode_content(pack_written_here(self.content))
-        return RecordedRun(self.row, decoded_events(self.events), content)
+        return RecordedRun(row, decoded_events(events), content)
 
 
 def decoded_events(events: bytes) -> list[RunEvent]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from callgate.calls.outcome import Failed, Returned
+from callgate.calls.outcome import Returned
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
     POSTPONED,
@@ -152,7 +152,7 @@ class EventReader(msgspec.Struct, eq=False, gc=False, kw_only=True):
         usage = None
         counts = answer.counts
         if answer.usage is not None:
-            usage = _bounded_counts_fast(answer.usage.report)
+            usage = bounded_counts_fast(answer.usage.report)
             if usage is None:
                 usage = _bounded_counts(answer.usage.report)
                 counts = Usage(usage).counts()
@@ -286,37 +286,54 @@ class EventReader(msgspec.Struct, eq=False, gc=False, kw_only=True):
 
     def call_ended(self, at: float, choice: int, event: CallEnded) -> StoredEvent:
         outcome = event.outcome
+        call = event.call
         seconds = event.seconds
-        name = event.call.name
-        size = len(outcome.text)
-        if not outcome.text.isascii():
-            size = len(outcome.text.encode(errors="replace"))
-        kind = "returned"
-        if not isinstance(outcome, Returned):
-            kind = str(outcome.kind)
-            self.row.failed_calls += 1
-            self.hour_notes.append(("failed_call", self.row.deployment, name, "", 0.0, 0.0))
-        self.hour_notes.append(("call", self.row.deployment, name, "", seconds, 0.0))
-        if type(outcome) is Failed and outcome.decision:
-            self._add_outcome(name, outcome.decision)
-            denied = {"id": event.call.id, "name": name, "seconds": seconds, "outcome": kind, "bytes": size}
+        size = bytes_of(outcome.text)
+        if isinstance(outcome, Returned):
+            shown = {}
+            if outcome.facts is not None:
+                shown = outcome.facts.shown()
+            if not shown:
+                return self.call_returned(at, choice, event.turn, call, seconds, size, outcome.cut_bytes)
+            return "call_ended", at, choice, event.turn, self._call_with_facts(event, outcome, size) | shown
+        self.hour_notes.append(("failed_call", self.row.deployment, call.name, "", 0.0, 0.0))
+        self.hour_notes.append(("call", self.row.deployment, call.name, "", seconds, 0.0))
+        self.row.failed_calls += 1
+        kind = str(outcome.kind)
+        if outcome.decision:
+            self._add_outcome(call.name, outcome.decision)
+            denied = {"id": call.id, "name": call.name, "seconds": seconds, "outcome": kind, "bytes": size}
             denied["decision"] = outcome.decision
             self._add_decision(denied, outcome.decided_by, outcome.reason)
             return "call_ended", at, choice, event.turn, denied
-        self._add_outcome(name, kind)
-        if isinstance(outcome, Returned) and outcome.facts is not None and (shown := outcome.facts.shown()):
-            self._findings |= dict.fromkeys(outcome.facts.findings)
-            if outcome.facts.nano:
-                self._tool_nano += outcome.facts.nano
-                self.hour_notes.append(("priced_call", "", name, "", outcome.facts.nano, 0.0))
-            returned = {"id": event.call.id, "name": name, "seconds": seconds, "outcome": kind, "bytes": size}
-            if outcome.cut_bytes:
-                returned["cut_bytes"] = outcome.cut_bytes
-            return "call_ended", at, choice, event.turn, returned | shown
-        facts: tuple[Any, ...] = (event.call.id, name, seconds, kind, size)
-        if isinstance(outcome, Returned) and outcome.cut_bytes:
-            facts = (*facts, outcome.cut_bytes)
-        return "call_ended", at, choice, event.turn, facts
+        self._add_outcome(call.name, kind)
+        return "call_ended", at, choice, event.turn, (call.id, call.name, seconds, kind, size)
+
+    def call_returned(
+        self, at: float, choice: int, turn: int, call: ReadyCall, seconds: float, size: int, cut_bytes: int = 0
+    ) -> StoredEvent:
+        """Read the end of a call that returned, with nothing else to say of its result."""
+        self.hour_notes.append(("call", self.row.deployment, call.name, "", seconds, 0.0))
+        self._add_outcome(call.name, "returned")
+        facts: tuple[Any, ...] = (call.id, call.name, seconds, "returned", size)
+        if cut_bytes:
+            facts = (*facts, cut_bytes)
+        return "call_ended", at, choice, turn, facts
+
+    def _call_with_facts(self, event: CallEnded, outcome: Returned, size: int) -> dict[str, Any]:
+        facts = outcome.facts
+        assert facts is not None, "it has facts"
+        name = event.call.name
+        self.hour_notes.append(("call", self.row.deployment, name, "", event.seconds, 0.0))
+        self._add_outcome(name, "returned")
+        self._findings |= dict.fromkeys(facts.findings)
+        if facts.nano:
+            self._tool_nano += facts.nano
+            self.hour_notes.append(("priced_call", "", name, "", facts.nano, 0.0))
+        returned = {"id": event.call.id, "name": name, "seconds": event.seconds, "outcome": "returned", "bytes": size}
+        if outcome.cut_bytes:
+            returned["cut_bytes"] = outcome.cut_bytes
+        return returned
 
     def _add_decision(self, facts: dict[str, Any], by: str, reason: str) -> None:
         """Add who decided about a call, and why."""
@@ -417,6 +434,13 @@ RECORDED: Final = tuple(_READERS)
 """The events that are recorded."""
 
 
+def bytes_of(text: str) -> int:
+    """Return the length of a result."""
+    if text.isascii():
+        return len(text)
+    return len(text.encode(errors="replace"))
+
+
 def _attempts(events: Iterable[StoredEvent]) -> int:
     """Return the number of attempts, including those in turns that did not end."""
     most: dict[tuple[int, int | None], int] = {}
@@ -441,7 +465,7 @@ class _CountedUsage(msgspec.Struct, array_like=True):
     counts: Annotated[dict[_CountName, _Count | _Parts], msgspec.Meta(max_length=USAGE_NAMES)]
 
 
-def _bounded_counts_fast(usage: Mapping[str, Any]) -> dict[str, Any] | None:
+def bounded_counts_fast(usage: Mapping[str, Any]) -> dict[str, Any] | None:
     """Equals `_bounded_counts` for every input, or returns None. msgspec checks the usual form in a fifth of the time."""
     try:
         return msgspec.convert((usage,), _CountedUsage).counts

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from callgate.recorder.ended_run import ROW_WEIGHT, EndedRun, ended_run
+from callgate.recorder.ended_run import EndedRun, ended_run
 from callgate.recorder.events import Mask
 from callgate.recorder.stored_event import StoredEvent, decode_events
 from callgate.recorder.turn_texts import MASKED_BEYOND
@@ -63,9 +63,8 @@ class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
     """The texts of a run that are kept in memory alone, for its owner. Secrets in them are masked each time that they are shown, and
     nothing reads them otherwise; they are never written."""
 
-    row: RunRow
-    events: bytes
-    """Those of the run, with what they tell whoever may see its texts."""
+    events: bytes = b""
+    """Those of the run, where they tell more to whoever may see its texts."""
     texts: Mapping[str, str]
     """All but that of an unwritten request."""
     texts_bytes: int
@@ -83,7 +82,7 @@ class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
 
     def weight(self) -> int:
         """Return about how many bytes it takes in memory."""
-        return ROW_WEIGHT + len(self.events) + self.texts_bytes + len(self.question_text or "")
+        return len(self.events) + self.texts_bytes + len(self.question_text or "")
 
     def question(self) -> str:
         """Return the masked beginning of the user's last message with text; empty if there is none."""
@@ -102,14 +101,14 @@ class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
             return self.texts
         return {"request": self.request.text(), **self.texts}
 
-    def shown(self) -> EndedRun:
-        """Return the run as its owner may see it, masked."""
-        row = msgspec.structs.replace(self.row, question=self.question())
+    def shown(self, row: RunRow, events: bytes) -> EndedRun:
+        """Return the run as its owner may see it, masked. `row` and `events`: what everybody sees."""
+        row = msgspec.structs.replace(row, question=self.question())
         if self.is_dropped:
             row.kept = Kept.AGED_OUT
-            return EndedRun(row, self.events, b"")
-        events = decode_events(pack_written_here(self.events))
-        return with_texts(row, events, self.all_texts(), self.policy, self.mask, self.cut)
+            return EndedRun(row, events, b"")
+        all_events = decode_events(pack_written_here(self.events or events))
+        return with_texts(row, all_events, self.all_texts(), self.policy, self.mask, self.cut)
 
     def cut_now(self) -> "PrivateTexts":
         """Return them masked and cut, as they take least memory. What is shown of them is masked again."""
@@ -121,11 +120,11 @@ class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
             self, texts=content, request=None, texts_bytes=size, cut=cut, question_text=question_in(texts)
         )
 
-    def dropped(self, events: bytes) -> "PrivateTexts":
-        """Return what stays when they are dropped: the question, and the `events` that everybody sees."""
+    def dropped(self) -> "PrivateTexts":
+        """Return what stays when they are dropped: the question."""
         return msgspec.structs.replace(
             self,
-            events=events,
+            events=b"",
             texts={},
             request=None,
             texts_bytes=0,

@@ -16,6 +16,7 @@ from typing import Final, TypeVar, get_args
 import msgspec
 
 from callgate.http.trace_context import Trace
+from callgate.recorder.ended_run import EndedRun
 from callgate.recorder.events import Mask
 from callgate.recorder.hours import HourPlace, HourTotal, ShownPlace, Subject, Totals, shown_places
 from callgate.recorder.newest_runs import NewestRuns
@@ -72,7 +73,7 @@ class Recorder:
         """Where usage is kept if there is no folder."""
         if folder is None:
             self._memory = MemoryTables()
-        self.writer = RunWriter(folder, self._newest, self._usage, self._memory, on_dropped, self._show)
+        self.writer = RunWriter(folder, self._newest, self._usage, self._memory, on_dropped, self._show_ended)
 
     # -- on the event loop
 
@@ -133,6 +134,10 @@ class Recorder:
         if self.watchers.feeds:
             self.watchers.publish("run", row)
 
+    def _show_ended(self, run: EndedRun) -> None:
+        if self.watchers.feeds:
+            self.watchers.publish("run", run.row())
+
     def follow(
         self, run: RecordedRun, idle_seconds: float | None = None, owner: str = ""
     ) -> AsyncIterator[RunEvent | None]:
@@ -156,7 +161,7 @@ class Recorder:
         in_memory = [recording.row_now() for recording in list(self._under_way.values())]
         in_memory += [recording.row_now() for recording in self.writer.waiting()]
         if self._folder is None or self.writer.failure:
-            in_memory += [run.row for run in self._newest.all()]
+            in_memory += [run.row() for run in self._newest.all()]
         rows = {row.id: row for row in in_memory if run_filter.matches(row)}
         for row in self._read(lambda store: store.page(run_filter, count)) or ():
             rows.setdefault(row.id, row)
@@ -173,7 +178,7 @@ class Recorder:
             return row.question
         if run.private is not None and owner == run.private_to:
             return run.private.question()
-        return run.row.question
+        return run.begun.question
 
     def _private_questions(self, owner: str) -> dict[str, str]:
         """Return the questions that are kept in memory for an owner alone, by the ids of their runs."""
@@ -241,7 +246,7 @@ class Recorder:
 
     def replays_of(self, id: str, only: str | None = None) -> list[str]:
         """Return the ids of a run's replays, the newest first; with `only`, those of one key."""
-        in_memory = [run.row for run in self._newest.all()]
+        in_memory = [run.begun for run in self._newest.all()]
         in_memory += [recording.row for recording in (*self._under_way.values(), *self.writer.waiting())]
         replays = {row.id: row for row in in_memory if row.replay_of == id}
         for row in self._read(lambda store: store.replays_of(id)) or ():

@@ -25,6 +25,7 @@ from callgate.recorder.private_texts import (
     written_request,
 )
 from callgate.recorder.turn_texts import MASKED_BEYOND, KeptTurns, part_of
+from callgate.recorder.usual_run import keep_usual_fast
 from callgate.records.policy import RecordPolicy
 from callgate.records.ports import PriceOf, no_price
 from callgate.records.row import Kept, RecordedRun, RunRow
@@ -144,7 +145,7 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         """Return its row without processing its texts: lists of runs have to be fast. Thread-safe."""
         happened = list(self.happened)  # before `ended` is looked at, see `encode`
         if self.ended is not None:
-            return self.ended.row
+            return self.ended.row()
         row = read_events(self, self.row, happened).row
         if self.has_texts:
             row.kept = Kept.CONTENT
@@ -202,41 +203,56 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
                 length += _texts_length(event)
         return length
 
-    def encode(self) -> tuple[EndedRun, list[HourNote]]:
+    def encode(self) -> tuple[EndedRun, Sequence[HourNote]]:
         """Set `ended`, with the texts masked and cut where they may be written, and forget what it was made from. Returns it with what
         the totals of its hour need."""
-        reader = read_events(self, self.row, self.happened)
-        if self.policy.content_bytes is None:
-            self.ended = ended_run(reader.row, reader.events)
-        elif self.policy.private_to:
-            self.ended = ended_run(reader.row, reader.events)
-            self.ended.private_to = self.policy.private_to
-            texts = self.texts
-            if reader.tells_texts or reader.row.calls or reader.outcomes:
-                texts = self.all_texts()
-            self.ended.private = self._private_texts(self.ended, texts, tells_texts=reader.tells_texts)
-        else:
-            texts = self.all_texts()
-            reader.row.question = shown_question(question_in(texts), self.mask)
-            self.ended = with_texts(reader.row, reader.events, texts, self.policy, self.mask)
+        ended, notes = self._usual() or self._any()
+        self.ended = ended
         # New objects: readers in other threads still iterate over the old ones.
         self.happened = []
         self.texts = {}
         self.request = None
-        return self.ended, reader.hour_notes
+        return ended, notes
 
-    def _private_texts(self, ended: EndedRun, texts: Mapping[str, str], *, tells_texts: bool) -> PrivateTexts:
+    def _usual(self) -> tuple[EndedRun, Sequence[HourNote]] | None:
+        """Encode a usual run; None for another, and for one whose texts are written."""
+        if self.has_texts:
+            return None
+        usual = keep_usual_fast(self, self.row, self.happened)
+        if usual is None:
+            return None
+        pack, notes = usual
+        ended = EndedRun(self.row, b"", b"", usual=pack)
+        if self.policy.private_to:
+            ended.private_to = self.policy.private_to
+            ended.private = self._private_texts(self.all_texts())
+        return ended, notes
+
+    def _any(self) -> tuple[EndedRun, Sequence[HourNote]]:
+        """Encode any run."""
+        reader = read_events(self, self.row, self.happened)
+        if self.has_texts:
+            texts = self.all_texts()
+            reader.row.question = shown_question(question_in(texts), self.mask)
+            ended = with_texts(reader.row, reader.events, texts, self.policy, self.mask)
+            return ended, reader.hour_notes
+        ended = ended_run(reader.row, reader.events)
+        if self.policy.private_to:
+            events = b""
+            if reader.tells_texts:
+                with_texts_reader = read_events(_WithTexts(self.mask, self.price, self.began), self.row, self.happened)
+                events = encode(with_texts_reader.events)
+            ended.private_to = self.policy.private_to
+            ended.private = self._private_texts(self.all_texts(), events)
+        return ended, reader.hour_notes
+
+    def _private_texts(self, texts: Mapping[str, str], events: bytes = b"") -> PrivateTexts:
         """Return what is kept for the owner alone, as it came; what is long is masked and cut now, or it would take too much memory.
-        `tells_texts`: an event tells more to whoever may see the texts."""
-        events = ended.events
-        if tells_texts:
-            reader = read_events(_WithTexts(self.mask, self.price, self.began), self.row, self.happened)
-            events = encode(reader.events)
+        `events`: where they tell more to whoever may see the texts."""
         size = weight_of_texts(texts)
         if self.request is not None:
             size += self.request.bytes + REQUEST_WEIGHT
         private = PrivateTexts(
-            row=ended.row,
             events=events,
             texts=texts,
             texts_bytes=size,

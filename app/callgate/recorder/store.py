@@ -24,7 +24,8 @@ from callgate.recorder.hours import Totals
 from callgate.recorder.run_filter import RunFilter
 from callgate.recorder.usage import KeyUsage
 from callgate.recorder.usage_tables import USAGE_TABLES, HourUsage, UsageTables
-from callgate.records.row import Kept, RecordedRun, RunRow, wire_turn
+from callgate.recorder.usual_run import read_usual
+from callgate.records.row import USUAL_STATES, Kept, RecordedRun, RunRow, wire_turn
 from callgate.state.local.journal_mode import use_write_ahead_journal
 from callgate.state.local.plain_values import take_none_as_it_is
 from callgate.untrusted.doors import text_written_here
@@ -36,10 +37,12 @@ SHORT_ID: Final = re.compile("[0-9a-f]{8}")
 SEARCHED_IDS: Final = 100_000
 """How many of the newest runs are searched for the end of an id."""
 FILE: Final = "runs.sqlite3"
-VERSION: Final = 4
+VERSION: Final = 5
 APPLICATION: Final = 0x63675231
 """SQLite's `application_id` of the file: `cgR1`. Files of before format 1 have none, and other numbers."""
 FORMATS_OF_BEFORE: Final = range(4)
+WITHOUT_USUAL: Final = 4
+"""The format before this one: it has no column for usual runs, and gets one when it is opened to write."""
 JOURNAL_PAGES: Final = 4000
 """The length of the journal at which it goes into the file, 16 MB: a tenth of the time of writing less than with SQLite's 1000,
 because pages that change often are copied less often."""
@@ -104,7 +107,8 @@ CREATE TABLE IF NOT EXISTS runs (
   bytes INTEGER NOT NULL,
   has_wire INTEGER NOT NULL DEFAULT 0,
   events BLOB NOT NULL,
-  content BLOB
+  content BLOB,
+  usual BLOB
 ) STRICT;
 CREATE INDEX IF NOT EXISTS runs_by_time ON runs (began);
 CREATE INDEX IF NOT EXISTS runs_by_model ON runs (model, began);
@@ -122,32 +126,33 @@ INSERT OR IGNORE INTO totals VALUES ('bytes', 0);
 PRAGMA application_id = {APPLICATION};
 PRAGMA user_version = {VERSION};
 """  # noqa: S608 - our own names
+_TO_THIS_FORMAT: Final = f"""
+BEGIN IMMEDIATE;
+ALTER TABLE runs ADD COLUMN usual BLOB;
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
 _FACTS: Final = RunRow.__struct_fields__
 _FACT_COLUMNS: Final = ", ".join(_FACTS)
 _FINDINGS: Final = _FACTS.index("findings")
 _TOOLS: Final = _FACTS.index("tools")
 _OUTCOMES: Final = _FACTS.index("outcomes")
-RARE: Final = frozenset(
-    {
-        *("choices", "note", "error", "failed_calls", "broken_calls", "findings", "question"),
-        *("trace_id", "parent_span", "replay_of", "kept"),
-    }
-)
-"""Facts that most runs do not have. Their columns have defaults, because each value that is bound to a statement takes time."""
-_plain = attrgetter(*(name for name in _FACTS if name not in {*RARE, "stream", "tools", "outcomes"}))
-_rare = attrgetter(*(name for name in _FACTS if name in RARE and name not in {"findings", "kept"}))
-_rare_facts = attrgetter(*sorted(RARE))
-_NOTHING_RARE: Final = _rare_facts(RunRow("", 0.0))
-_COMMON_COLUMNS: Final = (
-    *(name for name in _FACTS if name not in {*RARE, "stream", "tools", "outcomes"}),
-    *("stream", "tools", "outcomes", "bytes", "events"),
-)
-"""The columns of an ordinary run."""
-_ALL_COLUMNS: Final = (
-    *_COMMON_COLUMNS,
-    *(name for name in _FACTS if name in RARE and name not in {"findings", "kept"}),
-    *("findings", "kept", "odd", "has_wire", "content"),
-)
+_NOT_PLAIN: Final = ("stream", "findings", "tools", "outcomes", "kept")
+"""Facts that are no numbers or texts as they are."""
+_PLAIN: Final = tuple(name for name in _FACTS if name not in _NOT_PLAIN)
+_plain = attrgetter(*_PLAIN)
+_USUAL_COLUMNS: Final = {
+    **dict.fromkeys(("id", "began", "model", "key", "state", "bytes", "usual"), "?"),
+    **dict.fromkeys(("request_id", "process", "route", "end_user", "deployment", "finish_reason"), "''"),
+    **dict.fromkeys(("stream", "status", "turns", "calls", "attempts", *COLUMNS), "0"),
+    "tools": "'[]'",
+    "outcomes": "'{}'",
+    "events": "x''",
+}
+"""The columns of a usual run, and their values: what lists look for, and the whole run. Each value that is bound to a statement takes
+time."""
+_ALL_COLUMNS: Final = dict.fromkeys((*_PLAIN, *_NOT_PLAIN, "odd", "bytes", "has_wire", "events", "content"), "?")
+"""The columns of any other."""
 _json = msgspec.json.Encoder().encode
 _names = json_reader(list[str])
 _outcomes = json_reader(dict[str, dict[str, int]])
@@ -169,6 +174,8 @@ class RunStore:
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self.path = folder / FILE
+        self._usual = "usual"
+        """The column of usual runs, or what stands for it."""
         try:
             if read_only:
                 self._database = self._opened_to_read()
@@ -184,7 +191,8 @@ class RunStore:
         address = f"{self.path.absolute().as_uri()}?mode=ro"
         database = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
         if not _is_empty(database):
-            self._check_format(database)
+            if self._check_format(database) == WITHOUT_USUAL:
+                self._usual = "NULL"
             return database
         database.close()
         empty = sqlite3.connect(":memory:", isolation_level=None)
@@ -198,8 +206,8 @@ class RunStore:
         is_new = _is_empty(database)
         if is_new:
             database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        else:
-            self._check_format(database)
+        elif self._check_format(database) == WITHOUT_USUAL:
+            database.executescript(_TO_THIS_FORMAT)
         use_write_ahead_journal(database, BUSY_SECONDS)
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}")
@@ -208,16 +216,17 @@ class RunStore:
             database.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
         return database
 
-    def _check_format(self, database: sqlite3.Connection) -> None:
-        """Raise `StoreUnusable` for another format."""
+    def _check_format(self, database: sqlite3.Connection) -> int:
+        """Return the format. Raises `StoreUnusable` for one that is not read here."""
         version, is_older = _format_of(database)
         if is_older:
             database.close()
             raise StoreUnusable(f"{self.path}: was written by an earlier version of Callgate; a server sets it aside")
-        if version != VERSION:
+        if version not in (WITHOUT_USUAL, VERSION):
             database.close()
             why = f"was written by another version of Callgate (format {version}); move it away, and runs go into a new one"
             raise StoreUnusable(f"{self.path}: {why}")
+        return version
 
     def is_in_place(self) -> bool:
         """Return False if the file was removed or replaced."""
@@ -233,43 +242,49 @@ class RunStore:
 
     def add(self, runs: Sequence[EndedRun]) -> None:
         """Write ended runs. A run that has a row already is not changed."""
-        ordinary: list[Any] = []
+        usual: list[Any] = []
         others: list[Any] = []
         size = 0
         for run in runs:
-            row = run.row
-            content = None
-            bytes = ROW_BYTES + len(run.events)
-            if run.content:
-                content = zlib.compress(run.content, 1)
-                bytes += len(content)
+            row = run.begun
+            if run.usual and not row.replay_of and row.state in USUAL_STATES:
+                bytes = ROW_BYTES + len(run.usual)
+                # sqlite3 takes plain strings, integers and byte arrays as they are, and looks for an adapter for all others.
+                usual += (row.id, row.began, row.model, row.key, row.state, bytes, bytearray(run.usual))
+            else:
+                bytes = self._add_values(run, others)
             size += bytes
-            is_ordinary = not (content or row.is_odd) and _rare_facts(row) == _NOTHING_RARE
-            values = ordinary if is_ordinary else others
-            values += _plain(row)
-            # sqlite3 takes plain strings, integers and byte arrays as they are, and looks for an adapter for all others.
-            events = bytearray(run.events)
-            values += (int(row.stream), _names_text(row.tools), _outcomes_text(row.outcomes), bytes, events)
-            if not is_ordinary:
-                values += _rare(row)
-                values += (_names_text(row.findings), str(row.kept), int(row.is_odd), int(run.has_wire))
-                values.append(content)
         with self._translate_errors(), self._transaction():
             [last] = self._database.execute("SELECT coalesce(max(seq), 0) FROM runs").fetchone()
             changes = self._database.total_changes
-            self._insert(_COMMON_COLUMNS, ordinary)
+            self._insert(_USUAL_COLUMNS, usual)
             self._insert(_ALL_COLUMNS, others)
             if self._database.total_changes - changes != len(runs):  # some had a row already
                 [size] = self._database.execute("SELECT total(bytes) FROM runs WHERE seq > ?", (last,)).fetchone()
             self._add_to_total(int(size))
 
-    def _insert(self, columns: Sequence[str], values: Sequence[Any]) -> None:
+    def _add_values(self, run: EndedRun, values: list[Any]) -> int:
+        """Add the values of a run's columns, and return about how many bytes it takes in the file."""
+        row, events = run.read()
+        content = None
+        bytes = ROW_BYTES + len(events)
+        if run.content:
+            content = zlib.compress(run.content, 1)
+            bytes += len(content)
+        values += _plain(row)
+        values += (int(row.stream), _names_text(row.findings), _names_text(row.tools), _outcomes_text(row.outcomes))
+        values += (str(row.kept), int(row.is_odd), bytes, int(run.has_wire), bytearray(events), content)
+        return bytes
+
+    def _insert(self, columns: Mapping[str, str], values: Sequence[Any]) -> None:
         # One statement for many rows: each releases the GIL and takes it again.
+        row = f"({', '.join(columns.values())})"
+        bound = row.count("?")
         at = 0
-        while rows := (len(values) - at) // len(columns):
+        while rows := (len(values) - at) // bound:
             rows = min(ROWS, 1 << (rows.bit_length() - 1))
-            end = at + rows * len(columns)
-            self._database.execute(_insertion(columns, rows), values[at:end])
+            end = at + rows * bound
+            self._database.execute(_insertion(", ".join(columns), row, rows), values[at:end])
             at = end
 
     def count(
@@ -365,7 +380,7 @@ class RunStore:
             while len(rows) < count:
                 where, values = run_filter.where()
                 selected = self._database.execute(
-                    f"SELECT {_FACT_COLUMNS} FROM runs WHERE {where} ORDER BY {run_filter.order()} LIMIT ?",  # noqa: S608 - constants
+                    f"SELECT {_FACT_COLUMNS}, {self._usual} FROM runs WHERE {where} ORDER BY {run_filter.order()} LIMIT ?",  # noqa: S608 - constants
                     [*values, count - len(rows)],
                 ).fetchall()
                 if not selected:
@@ -406,12 +421,14 @@ class RunStore:
             id = self.id_ending(id) or id
         with self._time_limit():
             selected = self._database.execute(
-                f"SELECT {_FACT_COLUMNS}, events, content FROM runs WHERE id = ?",  # noqa: S608 - constants
+                f"SELECT {_FACT_COLUMNS}, {self._usual}, events, content FROM runs WHERE id = ?",  # noqa: S608 - constants
                 (id,),
             ).fetchone()
             if selected is None:
                 return None
-            *facts, events, content = selected
+            *facts, usual, events, content = selected
+            if usual is not None:
+                return EndedRun(RunRow(id, 0.0), b"", b"", usual=usual).recorded()
             texts: Mapping[str, str] = {}
             if content is not None:
                 texts = decode_content(pack_written_here(zlib.decompress(content)))
@@ -421,7 +438,7 @@ class RunStore:
         """Return the replays of a run."""
         with self._time_limit():
             selected = self._database.execute(
-                f"SELECT {_FACT_COLUMNS} FROM runs WHERE replay_of = ? AND replay_of <> '' ORDER BY began DESC LIMIT ?",  # noqa: S608
+                f"SELECT {_FACT_COLUMNS}, {self._usual} FROM runs WHERE replay_of = ? AND replay_of <> '' ORDER BY began DESC LIMIT ?",  # noqa: S608
                 (id, REPLAYS),
             ).fetchall()
         return _readable_rows(selected)
@@ -507,9 +524,9 @@ def _row(facts: Sequence[Any]) -> RunRow:
 
 def _readable_rows(selected: Iterable[Sequence[Any]]) -> list[RunRow]:
     rows: list[RunRow] = []
-    for facts in selected:
+    for *facts, usual in selected:
         with contextlib.suppress(msgspec.DecodeError, ValueError):
-            rows.append(_row(facts))
+            rows.append(_row(facts) if usual is None else read_usual(usual).row)
     return rows
 
 
@@ -523,9 +540,8 @@ def _without_wire(body: bytes) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _insertion(columns: Sequence[str], rows: int) -> str:
-    row = f"({', '.join('?' * len(columns))})"
-    return f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES {', '.join([row] * rows)}"  # noqa: S608 - constants
+def _insertion(columns: str, row: str, rows: int) -> str:
+    return f"INSERT OR IGNORE INTO runs ({columns}) VALUES {', '.join([row] * rows)}"  # noqa: S608 - constants
 
 
 def _is_empty(database: sqlite3.Connection) -> bool:
@@ -538,7 +554,7 @@ def _format_of(database: sqlite3.Connection) -> tuple[int, bool]:
     [application] = database.execute("PRAGMA application_id").fetchone()
     [version] = database.execute("PRAGMA user_version").fetchone()
     if application == APPLICATION:
-        return version, 0 < version < VERSION
+        return version, 0 < version < WITHOUT_USUAL
     return version, version in FORMATS_OF_BEFORE
 
 

@@ -53,7 +53,7 @@ USAGE_SECONDS: Final = 1.0
 """How often usage is added up and written. It takes as long as to write a hundred runs, however many have ended."""
 COUNT_SECONDS: Final = 5.0
 """How often that is done while no run ends."""
-Counted: TypeAlias = tuple[RunRow, list[HourNote]]
+Counted: TypeAlias = tuple[RunRow, Sequence[HourNote]]
 """What is counted of a run: its row, and what its events said."""
 DAMAGED: Final = "it is damaged"
 OF_BEFORE: Final = "it was written by an earlier version of Callgate"
@@ -69,9 +69,9 @@ class RunWriter:
         usage: UsageCounter,
         memory: MemoryTables | None,
         on_dropped: Callable[[], None],
-        on_row: Callable[[RunRow], None],
+        on_ended: Callable[[EndedRun], None],
     ) -> None:
-        """`folder`: the folder of the file; None if runs are kept in memory only, and usage in `memory`. `on_row` is called for each
+        """`folder`: the folder of the file; None if runs are kept in memory only, and usage in `memory`. `on_ended` is called for each
         run, in the thread or on the event loop."""
         self.policy = RecordPolicy()
         """Decides how long runs stay in the file."""
@@ -84,7 +84,7 @@ class RunWriter:
         self._usage = usage
         self._memory = memory
         self._on_dropped = on_dropped
-        self._on_row = on_row
+        self._on_ended = on_ended
         # On the event loop.
         self._unencoded: deque[RunRecording] = deque()
         self._encoding: asyncio.TimerHandle | None = None
@@ -159,7 +159,7 @@ class RunWriter:
             for run in runs:
                 self._waiting.pop(run.id, None)
         for run in runs:
-            self._on_row(run.row)
+            self._on_ended(run)
 
     @property
     def has_waiting(self) -> bool:
@@ -223,12 +223,13 @@ class RunWriter:
             self._drop(recording, error)
             return False
         if recording.is_listed:
-            counted.append((ended.row, hour_notes))
+            counted.append((ended.begun, hour_notes))
         return True
 
     def _keeps(self, recording: RunRecording) -> bool:
         """Return whether an encoded run is written."""
-        if recording.ended is not None and recording.policy.keeps(recording.ended.row):
+        ended = recording.ended
+        if ended is not None and (recording.policy.runs == "all" or recording.policy.keeps(ended.row())):
             return True
         self._forget(recording)
         return False
@@ -264,7 +265,7 @@ class RunWriter:
                 self._remove(id)
             for recording in fresh:
                 if recording.ended is not None and not recording.is_deleted:
-                    self._on_row(recording.ended.row)
+                    self._on_ended(recording.ended)
             if self._store is not None and monotonic() - self._pruned_at > PRUNE_SECONDS:
                 self._pruned_at = monotonic()
                 self._prune(self._store)

@@ -462,7 +462,7 @@ def test_one_owner_does_not_push_out_the_texts_of_another(monkeypatch: pytest.Mo
         row = RunRow(id, 0.0)
         policy = RecordPolicy(content_bytes=1000, private_to=owner)
         texts = {"request": "x" * 1000}
-        private = PrivateTexts(row=row, events=b"", texts=texts, texts_bytes=1000, policy=policy, mask=str)
+        private = PrivateTexts(texts=texts, texts_bytes=1000, policy=policy, mask=str)
         return EndedRun(row, b"", b"", private_to=owner, private=private)
 
     weight = ended("run_0", "key alice").private.weight()  # type: ignore[union-attr]
