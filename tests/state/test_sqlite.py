@@ -143,6 +143,59 @@ async def test_a_run_is_one_row_whether_its_start_and_end_are_written_together_o
         assert database.execute("SELECT count(*) FROM calls WHERE ended_at IS NULL").fetchone() == (0,)
 
 
+COLUMNS = "call_id, arguments, state, ended_at IS NULL, note, result, started_at"
+
+
+@pytest.mark.parametrize("beside", ["nothing", "words"])
+async def test_rows_are_the_same_whatever_is_written_beside_them(tmp_path: Path, beside: str) -> None:
+    async with opened_ledger(tmp_path) as ledger:
+        if beside == "words":
+            ledger.end(entry("beside", arguments="{}"), CallState.FAILED, "raised", "text")
+        read, wrote, kept = entry("read", writes=False), entry("wrote"), entry("kept", arguments='{"city":"Oslo"}')
+        for call in (read, wrote, kept):
+            await ledger.start(call)
+        if beside == "words":
+            ledger.end(entry("beside 2"), CallState.FAILED, "raised", "text")
+        ledger.end(wrote, CallState.DONE)
+        await ledger.start(entry("later"))
+        ledger.end(kept, CallState.UNKNOWN, "timeout", "21 C")
+        await ledger.start(entry("last"))
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        found = database.execute(f"SELECT {COLUMNS} FROM calls WHERE call_id NOT LIKE 'beside%' ORDER BY call_id")
+        assert found.fetchall() == [
+            ("kept", '{"city":"Oslo"}', "unknown", 0, "timeout", "21 C", 1e12),
+            ("last", None, "started", 1, "", None, 1e12),
+            ("later", None, "started", 1, "", None, 1e12),
+            ("read", None, "started", 1, "", None, 1e12),
+            ("wrote", None, "done", 0, "", None, 1e12),
+        ]
+
+
+async def test_a_call_beside_one_that_waited_keeps_the_time_at_which_it_began(tmp_path: Path) -> None:
+    async with opened_ledger(tmp_path) as ledger:
+        ledger.wait(entry("patient", id="patient"))
+        await ledger.start(entry("quick"))
+        begun = entry("patient", id="patient", started_at=2e12)
+        await ledger.start(begun)
+        ledger.end(begun, CallState.DONE)
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        found = database.execute("SELECT call_id, started_at FROM calls ORDER BY call_id")
+        assert found.fetchall() == [("patient", 2e12), ("quick", 1e12)]
+
+
+async def test_only_calls_of_durable_runs_are_found_by_their_run(tmp_path: Path) -> None:
+    async with opened_ledger(tmp_path):
+        pass
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        database.execute("CREATE INDEX calls_by_run ON calls (run_id)")  # as an older version has it
+    async with opened_ledger(tmp_path):
+        with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+            plan = database.execute("EXPLAIN QUERY PLAN SELECT id FROM calls WHERE run_id = ?1 AND epoch > 0", ("run",))
+            assert "calls_of_durable_runs" in plan.fetchall()[0][-1]
+            indexes = database.execute("SELECT name FROM sqlite_master WHERE tbl_name = 'calls' AND type = 'index'")
+            assert "calls_by_run" not in [name for [name] in indexes]
+
+
 async def test_starts_side_by_side_share_a_batch_and_none_is_lost(tmp_path: Path) -> None:
     async with opened_ledger(tmp_path) as ledger:
         await asyncio.gather(*(ledger.start(entry(f"call_{number}")) for number in range(300)))

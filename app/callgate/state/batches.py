@@ -40,6 +40,8 @@ class LedgerBatch(msgspec.Struct, eq=False):
     spending: list[tuple[str, str, int]] = []
     waiting: "list[tuple[asyncio.Future[None], str]]" = []
     """The futures of waiting calls, with the ids of the calls."""
+    has_waited: bool = False
+    """Some of the calls may have begun later than they were stored first."""
     offers: "list[tuple[OnOffered, FleetOffer]]" = []
     """Calls that are offered to workers; in Postgres only."""
 
@@ -54,7 +56,8 @@ class LedgerBatch(msgspec.Struct, eq=False):
         """Return the rows to retry after a failure, because a call without its end would count as running. Calls that waited
         were refused and have not begun."""
         refused = {id for _, id in self.waiting}
-        batch = LedgerBatch({id: row for id, row in self.calls.items() if id not in refused}, self.spending)
+        rows = {id: row for id, row in self.calls.items() if id not in refused}
+        batch = LedgerBatch(rows, self.spending, has_waited=self.has_waited)
         batch.shorten()
         return batch
 
@@ -68,6 +71,7 @@ class LedgerBatch(msgspec.Struct, eq=False):
         self.calls |= later.calls
         self.spending += later.spending
         self.waiting += later.waiting
+        self.has_waited = self.has_waited or later.has_waited
         self.offers += later.offers
 
 
@@ -82,16 +86,19 @@ class BatchedLedger(ABC):
         self._is_urgent = False
         self._timer: asyncio.TimerHandle | None = None
         self._behind = 0
+        self._have_waited: set[str] = set()
+        """The calls that have waited, until they end: they begin later than they are stored first."""
 
     def key(self, entry: LedgerEntry) -> str:
         return entry.id
 
     def wait(self, entry: LedgerEntry) -> None:
-        self._next.calls[entry.id] = self._row(entry, CallState.WAITING)
+        self._have_waited.add(entry.id)
+        self._put(entry, CallState.WAITING)
         self._soon()
 
     def start(self, entry: LedgerEntry) -> Awaitable[None]:
-        self._next.calls[entry.id] = self._row(entry, CallState.STARTED)
+        self._put(entry, CallState.STARTED)
         if not (entry.writes and not entry.offered) and self._behind <= BACKLOG:
             self._soon()
             return NOTHING
@@ -102,7 +109,8 @@ class BatchedLedger(ABC):
         return waiter
 
     def end(self, entry: LedgerEntry, state: CallState, note: str = "", result: str | None = None) -> None:
-        self._next.calls[entry.id] = self._row(entry, state, time.time(), note, result)
+        self._put(entry, state, time.time(), note, result)
+        self._have_waited.discard(entry.id)
         self._soon()
 
     def remember_spending(self, key_name: str, period: str, nano: int) -> None:
@@ -114,18 +122,20 @@ class BatchedLedger(ABC):
     def _take(self, batch: LedgerBatch) -> None:
         """Write a batch, after the earlier ones, and call `_settle` with it afterwards."""
 
-    def _row(
+    def _put(
         self,
         entry: LedgerEntry,
         state: CallState,
         ended_at: float | None = None,
         note: str = "",
         result: str | None = None,
-    ) -> tuple[Any, ...]:
-        """Return the row of a call, in the order of `CALL_COLUMNS`."""
-        return (
-            entry.id,
+    ) -> None:
+        """Put the row of a call into the next batch, in the order of `CALL_COLUMNS`."""
+        if self._have_waited:
+            self._next.has_waited = self._next.has_waited or entry.id in self._have_waited
+        self._next.calls[entry.id] = (
             self.process,
+            entry.id,
             entry.run_id,
             entry.turn,
             writable(entry.call_id),
@@ -134,11 +144,11 @@ class BatchedLedger(ABC):
             entry.key_name,
             int(entry.writes),
             entry.started_at,
-            writable(entry.arguments),
             entry.epoch,
             state.value,
             ended_at,
             note,
+            writable(entry.arguments),
             writable(result),
         )
 

@@ -84,7 +84,7 @@ between the moment at which the new owner reads it and the moment at which it cl
 _MARK_CALLS: Final = (
     "UPDATE calls SET state = CASE state WHEN 'waiting' THEN 'withdrawn' ELSE 'unknown' END, ended_at = {now},"
     " note = CASE state WHEN 'waiting' THEN 'never begun: ' ELSE '' END || 'its run was taken over'"
-    " WHERE run_id = ?1 AND epoch < ?2 AND ended_at IS NULL AND NOT {on_fleet} RETURNING id"
+    " WHERE run_id = ?1 AND epoch > 0 AND epoch < ?2 AND ended_at IS NULL AND NOT {on_fleet} RETURNING id"
 )
 _SUM_OF_ANSWERS: Final = "SELECT CAST(coalesce(sum(length(answer)), 0) AS {int}) FROM runs WHERE caller = ?1"
 _DROP_ANSWERS: Final = (
@@ -308,7 +308,9 @@ class DatabaseRunLedger(RunLedger):
         return [(part, body) for part, body in rows]
 
     async def calls(self, id: str) -> dict[str, StoredCall]:
-        rows = await self._database.fetch("SELECT id, state, writes, outcome FROM calls WHERE run_id = ?1", id)
+        rows = await self._database.fetch(
+            "SELECT id, state, writes, outcome FROM calls WHERE run_id = ?1 AND epoch > 0", id
+        )
         return {key: StoredCall(CallState(state), bool(writes), outcome) for key, state, writes, outcome in rows}
 
     async def claim(self, run: StoredRun, entry: LedgerEntry) -> StoredCall | None:

@@ -30,6 +30,7 @@ from callgate.state.local.plain_values import take_none_as_it_is
 from callgate.state.tables import (
     CALL_COLUMNS,
     CHANGING,
+    ENDING,
     ENDS_ONCE,
     MARK_LOST,
     SPENT,
@@ -52,6 +53,12 @@ FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 15.0
 """Seconds before a file that could not be opened is tried again."""
 
+OPEN: Final = 0.0
+"""What stands for the end of a call that has none."""
+_ENDED_AT: Final = CALL_COLUMNS.index("ended_at")
+_NOTE: Final = CALL_COLUMNS.index("note")
+_ARGUMENTS: Final = CALL_COLUMNS.index("arguments")
+_RESULT: Final = CALL_COLUMNS.index("result")
 SPENT_HERE: Final = fill_in(SPENT, SQLITE_TERMS)
 
 log = structlog.get_logger("callgate.ledger")
@@ -224,18 +231,22 @@ class SqliteLedger(BatchedLedger):
                 if not batch.is_empty:
                     failure = database.commit(batch)
                     self._report(batch, failure)
-                    for id in batch.calls:
-                        unwritten.calls.pop(id, None)  # replaced by a later row
+                    if unwritten.calls:
+                        for id in batch.calls:
+                            unwritten.calls.pop(id, None)  # replaced by a later row
                     if failure:
                         unwritten.take_in(batch.unwritten())
                 # In separate transactions, so that an invalid row does not block others.
-                if (time.monotonic() >= again_at or not open_) and not database.commit(unwritten):
-                    unwritten = LedgerBatch()
-                unwritten.shorten()
                 if unwritten.is_empty:
                     again_at = inf
-                elif time.monotonic() >= again_at or again_at == inf:
-                    again_at = time.monotonic() + AGAIN_SECONDS
+                else:
+                    if (time.monotonic() >= again_at or not open_) and not database.commit(unwritten):
+                        unwritten = LedgerBatch()
+                    unwritten.shorten()
+                    if unwritten.is_empty:
+                        again_at = inf
+                    elif time.monotonic() >= again_at or again_at == inf:
+                        again_at = time.monotonic() + AGAIN_SECONDS
                 if time.monotonic() > pruned_at + PRUNE_SECONDS and database.opened is not None:
                     pruned_at = time.monotonic()
                     _prune(database.opened)
@@ -244,13 +255,14 @@ class SqliteLedger(BatchedLedger):
 
     def _next_batch(self, seconds: float) -> tuple[LedgerBatch, bool]:
         """Wait for rows, with a timeout, and take them; return also whether there will be more."""
-        whole = LedgerBatch()
-        timeout = None if seconds == inf else max(seconds, 0.0)
-        while len(whole) < BATCH:
-            try:
-                batch = self._handed.get(block=not (whole or whole.waiting), timeout=timeout)
-            except queue.Empty:
-                break
+        try:
+            whole = self._handed.get(timeout=None if seconds == inf else max(seconds, 0.0))
+        except queue.Empty:
+            return LedgerBatch(), True
+        if whole is None:
+            return LedgerBatch(), False
+        while len(whole) < BATCH and not self._handed.empty():
+            batch = self._handed.get()
             if batch is None:
                 return whole, False
             whole.take_in(batch)
@@ -357,8 +369,7 @@ def _commit(database: sqlite3.Connection, batch: LedgerBatch) -> str:
         rows = list(batch.calls.values())
         writes: list[tuple[str, Sequence[Any]]] = []
         for at in range(0, len(rows), ROWS):
-            together = rows[at : at + ROWS]
-            writes.append((_statement(len(together)), [value for row in together for value in row]))
+            writes.append(_written(rows[at : at + ROWS], has_waited=batch.has_waited))
         writes += [(SPENT_HERE, values) for values in batch.spending]
         if len(writes) > 1:
             database.execute("BEGIN IMMEDIATE")
@@ -373,13 +384,29 @@ def _commit(database: sqlite3.Connection, batch: LedgerBatch) -> str:
     return ""
 
 
+def _written(rows: Sequence[tuple[Any, ...]], *, has_waited: bool) -> tuple[str, Sequence[Any]]:
+    """Return the statement that writes some rows, and its values. None is among these for contents alone: the driver takes longer to
+    bind one than to bind a text."""
+    has_words = any(row[_NOTE] or row[_ARGUMENTS] is not None or row[_RESULT] is not None for row in rows)
+    values: list[Any] = [rows[0][0]]
+    for row in rows:
+        values += row[1:_ENDED_AT]
+        values.append(row[_ENDED_AT] or OPEN)
+        if has_words:
+            values += row[_NOTE:]
+    return _statement(len(rows), has_words=has_words, has_waited=has_waited), values
+
+
 @functools.cache
-def _statement(rows: int) -> str:
-    """Return a statement for several rows, because each statement acquires the interpreter lock several times."""
-    row = f"({', '.join('?' * len(CALL_COLUMNS))})"
-    ended = ", ".join(f"{column} = excluded.{column}" for column in CHANGING)
+def _statement(rows: int, *, has_words: bool, has_waited: bool) -> str:
+    """Return a statement for several rows, because each statement acquires the interpreter lock several times. A column that it sets
+    has its index written anew, whether it is another value or not."""
+    columns = CALL_COLUMNS if has_words else CALL_COLUMNS[:_NOTE]
+    changing = CHANGING if has_waited else ENDING
+    row = f"(?1, {'?, ' * (_ENDED_AT - 1)}nullif(?, {OPEN}){', ?' * (len(columns) - _NOTE)})"
+    ended = ", ".join(f"{column} = excluded.{column}" for column in changing)
     statement = (
-        f"INSERT INTO calls ({', '.join(CALL_COLUMNS)}) VALUES {', '.join([row] * rows)}"
+        f"INSERT INTO calls ({', '.join(columns)}) VALUES {', '.join([row] * rows)}"
         f" ON CONFLICT (id) DO UPDATE SET {ended} WHERE {ENDS_ONCE}"
     )
     return fill_in(statement, SQLITE_TERMS)
