@@ -24,7 +24,7 @@ from callgate.conversation.events import (
 from callgate.conversation.finish_words import OPEN
 from callgate.conversation.turn import TurnBuilder
 from callgate.conversation.usage import Usage
-from callgate.conversation.whole_turn import calls_turn_fast
+from callgate.conversation.whole_turn import whole_turn_fast
 from callgate.tools.schema import compile_schema
 from tests.chaos.scale import examples
 
@@ -108,8 +108,8 @@ events = (
 
 @settings(max_examples=examples(2000))
 @given(said=st.lists(events, max_size=5), offer=st.sampled_from([OFFER, CHECKED, {}]), end=st.sampled_from(StreamEnd))
-def test_a_turn_of_calls_is_the_one_that_is_built(said: list[ModelEvent], offer: Offer, end: StreamEnd) -> None:
-    turn = calls_turn_fast(said, offer, LIMIT)
+def test_a_whole_turn_is_the_one_that_is_built(said: list[ModelEvent], offer: Offer, end: StreamEnd) -> None:
+    turn = whole_turn_fast(said, offer, LIMIT)
     if turn is None:
         return
     builder = TurnBuilder(offer=offer, ids=str, argument_bytes=LIMIT)
@@ -127,7 +127,7 @@ def test_the_usual_events_are_a_turn_of_calls(reason: str) -> None:
         Finished(reason),
         Usage({}),
     ]
-    turn = calls_turn_fast(said, OFFER, LARGE)
+    turn = whole_turn_fast(said, OFFER, LARGE)
     assert turn is not None
     assert [call.name for call in turn.calls] == ["get_weather", "clients"]
 
@@ -135,5 +135,5 @@ def test_the_usual_events_are_a_turn_of_calls(reason: str) -> None:
 def test_arguments_that_may_be_parsed_beside_other_requests_are_not_read_at_once() -> None:
     large = CallWritten("clients", '{"a": "' + "x" * (LARGE // 4) + '"}', "call_1")
     halves = [CallWritten("clients", '{"a": "' + "x" * (LARGE // 8) + '"}', id_) for id_ in ("call_1", "call_2")]
-    assert calls_turn_fast([large, Finished("tool_calls")], OFFER, LARGE) is None
-    assert calls_turn_fast([*halves, Finished("tool_calls")], OFFER, LARGE) is None
+    assert whole_turn_fast([large, Finished("tool_calls")], OFFER, LARGE) is None
+    assert whole_turn_fast([*halves, Finished("tool_calls")], OFFER, LARGE) is None

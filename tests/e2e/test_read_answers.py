@@ -14,7 +14,7 @@ from callgate.conversation.events import CallWritten, Finished, ModelEvent, Prov
 from callgate.conversation.finish_words import OPEN
 from callgate.conversation.turn import TurnBuilder
 from callgate.conversation.usage import Usage
-from callgate.conversation.whole_turn import text_turn_fast
+from callgate.conversation.whole_turn import NO_OFFER, whole_turn_fast
 from callgate.models import retry
 from tests.e2e import test_passed_answers as passed
 from tests.e2e.test_passed_answers import CASES, Case, answer, hello, reset, seen, streamed, whole
@@ -162,7 +162,7 @@ events = (
 
 @given(said=st.lists(events, max_size=5))
 def test_a_turn_of_text_is_the_one_that_is_built(said: list[ModelEvent]) -> None:
-    turn = text_turn_fast(said)
+    turn = whole_turn_fast(said, NO_OFFER, 0)
     if turn is None:
         return
     builder = TurnBuilder(offer={}, ids=str)
@@ -172,4 +172,6 @@ def test_a_turn_of_text_is_the_one_that_is_built(said: list[ModelEvent]) -> None
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_the_usual_events_are_a_turn_of_text(reason: str) -> None:
-    assert text_turn_fast([ProviderHead("c", "m"), TextDelta("hi"), Finished(reason), Usage({})]) is not None
+    assert (
+        whole_turn_fast([ProviderHead("c", "m"), TextDelta("hi"), Finished(reason), Usage({})], NO_OFFER, 0) is not None
+    )

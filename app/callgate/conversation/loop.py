@@ -48,7 +48,7 @@ from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder, TurnJudge
 from callgate.conversation.turn_calls import run_calls
 from callgate.conversation.usage import Usage, add_usage
-from callgate.conversation.whole_turn import calls_turn_fast, text_turn_fast
+from callgate.conversation.whole_turn import whole_turn_fast
 
 JSON_FORMATS = ("json_object", "json_schema")
 FORMAT_IS_DUE = "format"
@@ -169,9 +169,7 @@ class _TurnReading(msgspec.Struct, eq=False, kw_only=True):
     def take_whole(self, events: Sequence[ModelEvent]) -> Awaitable[None]:
         """Take all of an answer at once, and emit it; the caller awaits that."""
         conversation = self._conversation
-        turn = text_turn_fast(events)
-        if turn is None:
-            turn = calls_turn_fast(events, conversation.toolbox.offer, conversation.rules.argument_bytes)
+        turn = whole_turn_fast(events, conversation.toolbox.offer, conversation.rules.argument_bytes)
         if turn is None:
             return self.take(events)
         self.turn = turn
@@ -708,7 +706,10 @@ def _without_broken(plan: Plan) -> Plan:
 
 def _goes_on(turn: Turn) -> bool:
     """True if the text of a turn goes on behind a whole call."""
-    return any(type(call) is BrokenCall and call.flaw is Flaw.NOT_ALONE for call in turn.calls)
+    for call in turn.calls:  # noqa: SIM110 - a generator would cost more than all of it
+        if type(call) is BrokenCall and call.flaw is Flaw.NOT_ALONE:
+            return True
+    return False
 
 
 def _settled(events: Iterable[ModelEvent], *, is_answer: bool) -> Iterable[ModelEvent]:

@@ -27,7 +27,7 @@ from callgate.conversation.loop import CUT, passed_ending
 from callgate.conversation.ports import Emit, ModelAnswer, ModelRequest, Passthrough, TurnModel, TurnTexts
 from callgate.conversation.preloaded_model import PreloadedAnswer
 from callgate.conversation.usage import Usage, add_usage
-from callgate.conversation.whole_turn import text_turn_fast
+from callgate.conversation.whole_turn import NO_OFFER, whole_turn_fast
 
 _ANSWERED: Final = Ending(EndingKind.ANSWERED, "stop")
 _ANSWERED_IN_PART: Final = Ending(EndingKind.ANSWERED, "length")
@@ -104,7 +104,7 @@ async def read_answer_fast(
     events: Sequence[ModelEvent] = ()
     if type(answer) is PreloadedAnswer and answer.reason_is_raw:
         events = answer.events
-        turn = text_turn_fast(events)
+        turn = whole_turn_fast(events, NO_OFFER, 0)
     if turn is None:
         return BegunModel(_model=model, _exchange=exchange, _answer=answer, _attempts=attempts)
     first_seconds = clock() - attempts.began

@@ -33,9 +33,13 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         A call without an answer is a bug and fails here, not at the provider.
         """
         round_ = [turn.assistant_message()]
+        has_images = False
         for call in turn.calls:
-            round_.append(self._result(call.id, answers[call.id]))
-        if self.sees_images:
+            outcome = answers[call.id]
+            round_.append(self._result(call.id, outcome))
+            if type(outcome) is not Failed and outcome.images:
+                has_images = True
+        if has_images:
             round_ += self._images(answers[call.id] for call in turn.calls)
         return Transcript((*self.messages, *round_), self.sees_images, (*self.own, *round_))
 

@@ -15,7 +15,7 @@ from callgate.calls.arguments import encode_arguments
 from callgate.calls.gate import settle
 from callgate.calls.json_text import LARGE, sound_text
 from callgate.calls.offer import Offer
-from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
+from callgate.calls.states import Call, Finding, Flaw, ReadyCall
 from callgate.conversation.call_assembly import CallAssembler
 from callgate.conversation.events import (
     FORBIDDEN,
@@ -379,32 +379,27 @@ def _folded(values: list[Any]) -> Any:
 
 
 def _call_in_history(call: Call) -> dict[str, Any]:
-    if isinstance(call, ReadyCall) and call.custom:
+    if type(call) is ReadyCall and call.custom:
         return {**call.extras, "id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.text}}
-    if call.wrapping is None:
-        function = {"name": _name_in_history(call), "arguments": _arguments_in_history(call)}
-    else:
+    if call.wrapping is not None:
         function = {"name": call.wrapping.name, "arguments": sound_text(call.wrapping.text)}
+    elif type(call) is ReadyCall:
+        function = {"name": call.name, "arguments": _arguments_in_history(call)}
+    else:
+        function = {"name": _legal_name(call.name), "arguments": call.text if call.flaw is Flaw.NOT_ALONE else "{}"}
     return {**call.extras, "id": call.id, "type": "function", "function": function}
 
 
-def _name_in_history(call: Call) -> str:
+def _legal_name(name: str | None) -> str:
     """Return a name that providers accept: a broken call may have any name, or none."""
-    if isinstance(call, ReadyCall):
-        return call.name
-    return _ILLEGAL.sub("_", call.name or "")[:MAX_NAME] or "unnamed"
+    return _ILLEGAL.sub("_", name or "")[:MAX_NAME] or "unnamed"
 
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def _arguments_in_history(call: Call) -> str:
-    """Return the model's own text if it is one JSON object, as providers require; else `{}`."""
-    if type(call) is BrokenCall:
-        if call.flaw is Flaw.NOT_ALONE:
-            return call.text
-        return "{}"
-    as_written = Finding.ARGUMENTS_REPAIRED not in call.findings and call.text.lstrip().startswith("{")
-    if as_written:
+def _arguments_in_history(call: ReadyCall) -> str:
+    """Return the model's own text if it is one JSON object, as providers require; else the arguments as one."""
+    if Finding.ARGUMENTS_REPAIRED not in call.findings and call.text.lstrip().startswith("{"):
         return call.text
     return encode_arguments(call.arguments)

@@ -1,4 +1,4 @@
-"""The turns of whole answers in the usual form: the fast twins of `TurnBuilder`, which folds whatever comes in whatever order."""
+"""The turn of a whole answer in the usual form: the fast twin of `TurnBuilder`, which folds whatever comes in whatever order."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,60 +14,32 @@ from callgate.conversation.usage import Usage
 
 BYTES: Final = 4
 """The most that a character takes."""
+NO_OFFER: Final[Offer] = {}
+"""With this no turn is read that has calls."""
 
 
-def text_turn_fast(events: Sequence[ModelEvent]) -> Turn | None:
-    """Return the turn of a whole answer, which equals what `TurnBuilder` makes of its events, where they are a text, the head, the usage and
-    one usual finish reason; None of any others."""
-    text = ""
-    finish: Finish | None = None
-    usage: Usage | None = None
-    head: ProviderHead | None = None
-    for event in events:
-        if type(event) is TextDelta and not text:
-            text = event.text
-        elif type(event) is Finished and finish is None and event.meaning is None:
-            finish = ENDS_OF_TEXT.get(event.reason)
-            if finish is None:
-                return None
-        elif type(event) is Usage:
-            usage = event
-        elif type(event) is ProviderHead:
-            head = head or event
-        else:
-            return None
-    if finish is None:
-        return None
-    return Turn(text=sound_text(text), reasons=finish.reasons, winner=finish.winner, usage=usage, head=head)
-
-
-def calls_turn_fast(events: Sequence[ModelEvent], offer: Offer, argument_bytes: int) -> Turn | None:
-    """Return the turn of a whole answer, which equals what `TurnBuilder` makes of its events, where they are calls that are whole as they
-    were written, each with an id of its own, then one usual finish reason, and anywhere the head and the usage; None of any
+def whole_turn_fast(events: Sequence[ModelEvent], offer: Offer, argument_bytes: int) -> Turn | None:
+    """Return the turn of a whole answer, which equals what `TurnBuilder` makes of its events, where they are a text, calls that are whole as
+    they were written, each with an id of its own, then one usual finish reason, and anywhere the head and the usage; None of any
     others, and of arguments that are not to be parsed beside other requests."""
+    text = ""
     calls: list[ReadyCall] = []
     finish: Finish | None = None
     usage: Usage | None = None
     head: ProviderHead | None = None
     most = min(LARGE, argument_bytes)
     for event in events:
-        if type(event) is CallWritten and finish is None:
-            id_ = event.id
-            name = event.name
-            arguments = event.arguments
-            if type(id_) is not str or type(arguments) is not str or name is None:
-                return None
-            if not id_.isascii() or not id_.strip() or event != CallWritten(name, arguments, id_):
-                return None
-            most -= BYTES * len(arguments)
-            if most < 0:
-                return None
-            call = ready_call_fast(id_, name, arguments, offer)
+        if type(event) is TextDelta and not text:
+            text = sound_text(event.text)
+        elif type(event) is CallWritten and finish is None:
+            call = _written_call_fast(event, offer, most)
             if call is None:
                 return None
+            most -= BYTES * len(event.arguments)
             calls.append(call)
         elif type(event) is Finished and finish is None and event.meaning is None:
-            finish = ENDS_OF_CALLS.get(event.reason)
+            ends = ENDS_OF_CALLS if calls else ENDS_OF_TEXT
+            finish = ends.get(event.reason)
             if finish is None:
                 return None
         elif type(event) is Usage:
@@ -76,6 +48,18 @@ def calls_turn_fast(events: Sequence[ModelEvent], offer: Offer, argument_bytes: 
             head = head or event
         else:
             return None
-    if finish is None or not calls or (len(calls) > 1 and len({call.id for call in calls}) < len(calls)):
+    if finish is None or (len(calls) > 1 and len({call.id for call in calls}) < len(calls)):
         return None
-    return Turn(calls=tuple(calls), reasons=finish.reasons, winner=finish.winner, usage=usage, head=head)
+    return Turn(text, calls=tuple(calls), reasons=finish.reasons, winner=finish.winner, usage=usage, head=head)
+
+
+def _written_call_fast(written: CallWritten, offer: Offer, most: int) -> ReadyCall | None:
+    """Return the call, where nothing is said of it but its id, its name, and arguments of so many bytes at most."""
+    id_ = written.id
+    name = written.name
+    arguments = written.arguments
+    if type(id_) is not str or type(arguments) is not str or name is None or BYTES * len(arguments) > most:
+        return None
+    if not id_.isascii() or not id_.strip() or written != CallWritten(name, arguments, id_):
+        return None
+    return ready_call_fast(id_, name, arguments, offer)

@@ -145,7 +145,7 @@ class BatchedLedger(ABC):
             int(entry.writes),
             entry.started_at,
             entry.epoch,
-            state.value,
+            str(state),
             ended_at,
             note,
             writable(entry.arguments),
