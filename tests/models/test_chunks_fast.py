@@ -45,8 +45,7 @@ def alone(payload):
 
 def template_of(payload):
     template = DeltaTemplate()
-    for _ in range(EARLIEST):
-        template.make_from(payload, alone(payload), alone)
+    template.make_from(payload, alone(payload), alone)
     return template
 
 
@@ -147,11 +146,13 @@ def test_a_chunk_over_several_lines_makes_no_template():
     assert template_of(payload).payload_in(payload) is None
 
 
-def test_a_short_stream_is_parsed():
-    template = DeltaTemplate()
-    for _ in range(EARLIEST - 1):
-        template.make_from(text("a"), alone(text("a")), alone)
-    assert template.payload_in(text("a")) is None
+def test_a_short_stream_is_parsed(monkeypatch):
+    made: list[bytes] = []
+    monkeypatch.setattr(DeltaTemplate, "make_from", lambda template, payload, events, read: made.append(payload))
+    read_by_template([b"data: " + text("a") + b"\n\n"] * (EARLIEST - 1))
+    assert made == []
+    read_by_template([b"data: " + text("a") + b"\n\n"] * EARLIEST)
+    assert made == [text("a")]
 
 
 def test_chunks_that_always_change_do_not_make_templates_for_ever():
@@ -162,7 +163,7 @@ def test_chunks_that_always_change_do_not_make_templates_for_ever():
         made += 1
         return []
 
-    for number in range(EARLIEST + MOST_TEMPLATES + 5):
+    for number in range(MOST_TEMPLATES + 5):
         template.make_from(arguments("a", number), alone(arguments("a", number)), never_the_same)
     assert made == MOST_TEMPLATES
 
@@ -222,5 +223,5 @@ def test_a_stream_is_read_the_same_however_it_is_formatted_and_cut(found, spacin
     cuts = sorted(data.draw(st.lists(st.one_of(st.integers(0, len(body)), st.sampled_from(ends)), max_size=8)))
     pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("callgate.models.direct.chunks_fast.EARLIEST", data.draw(st.sampled_from([1, EARLIEST])))
+        patch.setattr("callgate.models.direct.model.EARLIEST", data.draw(st.sampled_from([1, EARLIEST])))
         assert read_by_template([piece for piece in pieces if piece]) == read_all(body)

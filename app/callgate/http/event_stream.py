@@ -63,11 +63,23 @@ class EventStreamReader:
 
     def feed(self, data: bytes) -> list[Payload]:
         """Return the data of the complete events, without those that have no data."""
-        if not self._held and not self._after_cr and self._start is None and len(data) <= self._limit:
-            events = _plain_events(data)
-            if events is not None:
-                return events
+        texts = self.plain_texts(data)
+        if texts is not None:
+            return [Payload(text) for text in texts]
         return payloads_in(self.whole(data))
+
+    def plain_texts(self, data: bytes) -> list[bytes] | None:
+        """Return the data of a read that is whole events of one line each, as most are, by a few fast searches. None for any other, and then
+        nothing is read."""
+        if self._held or self._after_cr or self._start or len(data) > self._limit:
+            return None
+        if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or data.find(b"\r") >= 0:
+            return None
+        texts = data[6:-2].split(b"\n\ndata: ")
+        if data.count(b"\n") != 2 * len(texts) or not all(texts):
+            return None
+        self._start = None
+        return texts
 
     def events(self, data: bytes) -> list[Event]:
         """Return the complete events that have data, an id or a retry time."""
@@ -226,16 +238,6 @@ def looks_like_keep_alive(payload: bytes) -> bool:
     """True if data is a keep-alive: some gateways send comments as data (`data: : keepalive`), or a bare word."""
     text = payload.strip()
     return not text or text.startswith(b":") or text.lower() in KEEP_ALIVE_WORDS
-
-
-def _plain_events(data: bytes) -> list[Payload] | None:
-    """Split a read that is whole events of one line each, as most are, by a few fast searches; None for any other."""
-    if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or data.find(b"\r") >= 0:
-        return None
-    events = data[6:-2].split(b"\n\ndata: ")
-    if data.count(b"\n") == 2 * len(events) and all(events):
-        return [Payload(event) for event in events]
-    return None
 
 
 def _event(text: bytes) -> Event | None:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
+from msgspec import UNSET
+
 from callgate.calls.json_text import sound_text
 from callgate.conversation.call_assembly import MAX_CALLS
 from callgate.conversation.errors import AnswerTooLarge
@@ -30,6 +32,7 @@ from callgate.conversation.events import (
 from callgate.conversation.finish import classify
 from callgate.conversation.finish_words import OPEN, FinishClass, Meaning, is_value
 from callgate.conversation.usage import Usage
+from callgate.models.direct.chunks_fast import UsualChunk
 
 USUAL_CHOICE: Final = frozenset({"index", "message", "finish_reason", "logprobs"})
 """Fields of a choice that say nothing of an unfinished answer."""
@@ -111,6 +114,42 @@ class ChunkReader:
             events += _errors_in(chunk)
         if usage := chunk.get("usage"):
             events += _usage(usage)
+        return events
+
+    def read_usual(self, chunk: UsualChunk) -> list[ModelEvent] | None:
+        """Read one chunk of the usual form. Equals `read` of it, or returns None, and nothing is read then: the first half of a character
+        is held, and for text and a call at once, of which the order is not seen here."""
+        if self._choice or self._half:
+            return None
+        events: list[ModelEvent] = []
+        has_head = not self._head_sent and bool(chunk.id or chunk.model)
+        if has_head:
+            tier = chunk.service_tier or None
+            events.append(ProviderHead(chunk.id or None, chunk.model or None, chunk.system_fingerprint or None, tier))
+        for choice in chunk.choices:
+            delta = choice.delta
+            if calls := delta.tool_calls:
+                if delta.content:
+                    return None
+                call = calls[0]
+                id_ = call.id
+                if id_ is UNSET:
+                    id_ = None
+                function = call.function
+                arguments = function.arguments
+                if arguments is UNSET:
+                    arguments = None
+                events.append(CallDelta(call.index, id_, function.name or None, arguments))
+                self._has_calls = True
+                self._reasons_go_on |= self._has_reason
+            elif delta.content:
+                events.append(TextDelta(delta.content))
+            if reason := choice.finish_reason:
+                events.append(Finished(reason))
+                self._has_reason = self._has_reason or reason in OPEN.listed or is_value(reason)
+        self._head_sent |= has_head
+        if chunk.usage:
+            events += _usage(chunk.usage)
         return events
 
     def finish(self) -> list[ModelEvent]:

@@ -31,11 +31,11 @@ from callgate.http.event_stream import BOM, EVENT_BYTES, EventStreamReader, Payl
 from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.models import errors
 from callgate.models.direct.chunks import ChunkReader, read_completion
-from callgate.models.direct.chunks_fast import DeltaTemplate
+from callgate.models.direct.chunks_fast import EARLIEST, DeltaTemplate, usual_chunk_fast
 from callgate.models.direct.completion_fast import read_completion_fast
 from callgate.models.params import for_body, with_completion_limit
 from callgate.models.retry import first_content_event
-from callgate.untrusted.doors import Door, TooMuch, Untrusted, open_fast, open_text
+from callgate.untrusted.doors import Door, Opened, TooMuch, Untrusted, open_fast, open_text
 from callgate.untrusted.readers import json_reader, read_leniently
 
 ANSWER_BYTES = 64 * 1024 * 1024
@@ -550,50 +550,89 @@ class StreamedBody(EventStreamBody):
 
     def __init__(self, reasoning_field: str = "") -> None:
         super().__init__(reasoning_field)
-        self._template = DeltaTemplate()
+        self._chunks_read = 0
+        self._template: DeltaTemplate | None = None
+        """Made when as many chunks were read as it may pay for."""
         self._fitted = False
         """The last read fitted the template, which leaves nothing held."""
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
-        if self._fitted or (self._sse.is_between_events and not self._chunks.holds_half):
-            events = self._template.read_in(data)
-            if events is not None:
+        template = self._template
+        if template is not None and (self._fitted or (self._sse.is_between_events and not self._chunks.holds_half)):
+            fitting = template.read_in(data)
+            if fitting is not None:
                 self._fitted = True
-                return events
+                return fitting
             self._fitted = False
-        return super().feed(data)
+        texts = self._sse.plain_texts(data)
+        if texts is None:
+            return super().feed(data)
+        events: list[ModelEvent] = []
+        are_small = open_fast(data, TEXT_OF_A_MODEL) is not None  # what is small as a whole is so in each part
+        for text in texts:
+            self._read_text(text, events, is_small=are_small)
+            if self.is_done or self.fault is not None:
+                break
+        return events
 
     def _read(self, payloads: Sequence[Payload]) -> Sequence[ModelEvent]:
         events: list[ModelEvent] = []
         for payload in payloads:
-            data = payload.data
-            matched = self._template.payload_in(data)
-            if matched is not None and not self._chunks.holds_half:
-                events += matched
-                continue
-            if payload.is_error:
-                events += reported(data)
-                continue
-            if data == DONE or data.strip() == DONE:
-                self.is_done = True
-                events += self._chunks.finish()
+            is_small = open_fast(payload.data, TEXT_OF_A_MODEL) is not None
+            self._read_text(payload.data, events, is_small=is_small, is_error=payload.is_error)
+            if self.is_done or self.fault is not None:
                 break
-            try:
-                chunk = read_json(data)
-            except ValueError:
-                if looks_like_keep_alive(data):
-                    continue
+        return events
+
+    def _read_text(self, data: bytes, events: list[ModelEvent], *, is_small: bool, is_error: bool = False) -> None:
+        """Read the data of one event, and add what it says to the events."""
+        template = self._template
+        if template is not None and not self._chunks.holds_half:
+            fitting = template.payload_in(data)
+            if fitting is not None:
+                events += fitting
+                return
+        if is_error:
+            events += reported(data)
+            return
+        read_events: Sequence[ModelEvent] | None = None
+        if is_small and data != DONE:
+            read_events = self._read_usual_fast(Opened(data))
+        if read_events is None:
+            read_events = self._read_any(data)
+        if read_events:
+            events += read_events
+            self._chunks_read += 1
+            if self._chunks_read >= EARLIEST:
+                if template is None:
+                    self._template = template = DeltaTemplate()
+                template.make_from(data, read_events, _read_alone)
+
+    def _read_usual_fast(self, text: Opened) -> Sequence[ModelEvent] | None:
+        """Equals `_read_any` for every text, or returns None: for all but chunks of the usual form. Without it a streamed turn with a call
+        costs 12 % more instructions."""
+        chunk = usual_chunk_fast(text, _may_have_duplicates)
+        if chunk is None:
+            return None
+        return self._chunks.read_usual(chunk)
+
+    def _read_any(self, data: bytes) -> Sequence[ModelEvent]:
+        if data == DONE or data.strip() == DONE:
+            self.is_done = True
+            return self._chunks.finish()
+        try:
+            chunk = read_json(data)
+        except ValueError:
+            if not looks_like_keep_alive(data):
                 # Events before it in the same read are still returned; then the answer breaks off.
                 self.fault = "an event of the stream is not JSON"
-                break
-            if _may_have_duplicates(data) and has_duplicate_names(data):
-                self.fault = TWICE
-                break
-            if chunk is not None:
-                read_events = self._chunks.read(chunk)
-                self._template.make_from(data, read_events, _read_alone)
-                events.extend(read_events)
-        return events
+            return ()
+        if _may_have_duplicates(data) and has_duplicate_names(data):
+            self.fault = TWICE
+            return ()
+        if chunk is None:
+            return ()
+        return self._chunks.read(chunk)
 
 
 def reported(payload: bytes) -> Sequence[ModelEvent]:
