@@ -136,6 +136,19 @@ async def test_what_keys_have_spent_is_added_up_over_processes(place: Place) -> 
         assert ledger.calls.spent == {("alice", "2099-01"): 10}
 
 
+async def test_what_was_used_less_than_reserved_may_be_written_before_what_was_reserved(place: Place) -> None:
+    async with place.opened() as one:
+        one.calls.remember_spending("alice", "2099-01", -5)
+    async with place.opened() as one:
+        assert one.calls.spent == {("alice", "2099-01"): 0}
+        assert await one.spent_by("alice", "2099-01-01", "2099-01") == (0, 0)
+        one.calls.remember_spending("alice", "2099-01", 12)
+        one.calls.remember_spending("bob", "2099-01", 9)
+        one.calls.remember_spending("bob", "2099-01", -8)
+    async with place.opened() as ledger:
+        assert ledger.calls.spent == {("alice", "2099-01"): 7, ("bob", "2099-01"): 1}
+
+
 async def test_what_a_process_that_lives_has_under_way_is_left_alone(place: Place) -> None:
     async with place.opened() as one:
         await one.calls.start(entry())

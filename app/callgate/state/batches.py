@@ -37,7 +37,9 @@ class LedgerBatch(msgspec.Struct, eq=False):
 
     calls: dict[str, tuple[Any, ...]] = {}
     """The newest row of each call: one that began and ended since the last batch is written once."""
-    spending: list[tuple[str, str, int]] = []
+    spending: dict[tuple[str, str], int] = {}
+    """What each key has spent in each period, added up, so that no backlog of it is too long. Negative where less was used than was reserved
+    in an earlier batch."""
     waiting: "list[tuple[asyncio.Future[None], str]]" = []
     """The futures of waiting calls, with the ids of the calls."""
     has_waited: bool = False
@@ -65,11 +67,15 @@ class LedgerBatch(msgspec.Struct, eq=False):
         """Drop the oldest rows beyond the longest backlog."""
         for id in list(self.calls)[: max(len(self.calls) - BACKLOG, 0)]:
             del self.calls[id]
-        del self.spending[: max(len(self.spending) - BACKLOG, 0)]
+
+    def add_spending(self, key_name: str, period: str, nano: int) -> None:
+        place = (key_name, period)
+        self.spending[place] = self.spending.get(place, 0) + nano
 
     def take_in(self, later: "LedgerBatch") -> None:
         self.calls |= later.calls
-        self.spending += later.spending
+        for (key_name, period), nano in later.spending.items():
+            self.add_spending(key_name, period, nano)
         self.waiting += later.waiting
         self.has_waited = self.has_waited or later.has_waited
         self.offers += later.offers
@@ -115,7 +121,7 @@ class BatchedLedger(ABC):
 
     def remember_spending(self, key_name: str, period: str, nano: int) -> None:
         """Add to what a key has spent in a period, soon. Several processes may add to the same."""
-        self._next.spending.append((key_name, period, nano))
+        self._next.add_spending(key_name, period, nano)
         self._soon()
 
     @abstractmethod

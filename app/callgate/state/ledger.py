@@ -45,7 +45,7 @@ class SharedLedger(msgspec.Struct, frozen=True):
             log.error("spending_unknown", key=key_name, error=str(error))  # noqa: TRY400 - the reason is all there is to say
             return None
         spent: dict[str, int] = dict(rows)
-        return spent.get(day, 0), spent.get(month, 0)
+        return max(spent.get(day, 0), 0), max(spent.get(month, 0), 0)
 
     async def close(self) -> None:
         await self.calls.close()

@@ -245,7 +245,6 @@ SQLITE_TERMS: Final[dict[str, str]] = {
     "skip": "",
     "taking": "",
     "taken": "",
-    "most": "max",
     "on_fleet": "(0 = 1)",
     "ended_by_worker": "(0 = 1)",
     "off_fleet": "",
@@ -263,7 +262,6 @@ POSTGRES_TERMS: Final[dict[str, str]] = {
         "), moved AS (UPDATE calls SET process = taken.owner FROM taken"
         " WHERE calls.run_id = taken.id AND calls.ended_at IS NULL) SELECT * FROM taken"
     ),
-    "most": "greatest",
     "on_fleet": "(calls.pool IS NOT NULL)",
     "ended_by_worker": "(calls.worker_outcome IS NOT NULL)",
     "off_fleet": (
@@ -281,9 +279,9 @@ ENDING: Final[tuple[str, ...]] = ("state", "ended_at", "note", "result")
 CHANGING: Final = ("started_at", *ENDING)
 """Those, and the one that the beginning of a call changes that has waited."""
 SPENT: Final = (
-    "INSERT INTO spending VALUES (?1, ?2, {most}(0, ?3))"
-    " ON CONFLICT (key_name, period) DO UPDATE SET nano = {most}(0, spending.nano + ?3)"
+    "INSERT INTO spending VALUES (?1, ?2, ?3) ON CONFLICT (key_name, period) DO UPDATE SET nano = spending.nano + ?3"
 )
+"""May be below zero for a while: what was used less than reserved may be written before what was reserved. Who reads it takes that for zero."""
 PROCESS_ENDED_FIRST: Final = "the process ended first"
 NEVER: Final = "never begun: "
 """The prefix of the note of a call that did not run."""

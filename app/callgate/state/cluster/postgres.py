@@ -255,7 +255,7 @@ class PostgresLedger(BatchedLedger):
     async def read_spending(self) -> None:
         """Read what keys have spent so far. Raises `DatabaseAway`."""
         rows = await self._database.fetch("SELECT key_name, period, nano FROM spending")
-        self.spent = {(key, period): nano for key, period, nano in rows}
+        self.spent = {(key, period): max(nano, 0) for key, period, nano in rows}
 
     async def close(self) -> None:
         if self._timer is not None:
@@ -303,8 +303,9 @@ class PostgresLedger(BatchedLedger):
                 if batch.spending and self.spent is None:
                     await self.read_spending()  # before ours is added to it
                 while batch.spending:
-                    await self._database.fetch(SPENT, *batch.spending[-1])
-                    batch.spending.pop()
+                    place, nano = next(iter(batch.spending.items()))
+                    await self._database.fetch(SPENT, *place, nano)
+                    del batch.spending[place]
                 if self._loop.time() >= prune_at:
                     prune_at = self._loop.time() + PRUNE_SECONDS
                     for statement in _PRUNE:

@@ -370,7 +370,7 @@ def _commit(database: sqlite3.Connection, batch: LedgerBatch) -> str:
         writes: list[tuple[str, Sequence[Any]]] = []
         for at in range(0, len(rows), ROWS):
             writes.append(_written(rows[at : at + ROWS], has_waited=batch.has_waited))
-        writes += [(SPENT_HERE, values) for values in batch.spending]
+        writes += [(SPENT_HERE, (*place, nano)) for place, nano in batch.spending.items()]
         if len(writes) > 1:
             database.execute("BEGIN IMMEDIATE")
         for statement, values in writes:
@@ -421,7 +421,8 @@ def _prune(database: sqlite3.Connection) -> None:
 
 def _spent(database: sqlite3.Connection) -> dict[tuple[str, str], int]:
     return {
-        (key, period): nano for key, period, nano in database.execute("SELECT key_name, period, nano FROM spending")
+        (key, period): max(nano, 0)
+        for key, period, nano in database.execute("SELECT key_name, period, nano FROM spending")
     }
 
 
