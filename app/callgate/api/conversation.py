@@ -427,7 +427,8 @@ class Conversation(msgspec.Struct, eq=False):
             await self._recall_hosted(request)
         if has_tools or request.origin.keeps_hidden:
             keep = partial(self._keep, history)
-            messages = await self._restored(messages, toolbox, listeners)
+            if begun is None:  # one that was begun has no calls in its history
+                messages = await self._restored(messages, toolbox, listeners)
             await setup.recall(messages)
         toolbox = setup.toolbox
         if request.tools.hosted is not None:

@@ -153,7 +153,7 @@ class _TurnReading(msgspec.Struct, eq=False, kw_only=True):
     turn: Turn | None = None
     """The turn of an answer in the usual form that came at once."""
     _whole: Sequence[ModelEvent] = ()
-    """The events of that."""
+    """The events of that, where its texts are kept."""
     end: StreamEnd = StreamEnd.DONE
     lane: str = ""
     first_seconds: float = 0.0
@@ -173,7 +173,8 @@ class _TurnReading(msgspec.Struct, eq=False, kw_only=True):
         if turn is None:
             return self.take(events)
         self.turn = turn
-        self._whole = events
+        if conversation.texts is not None:
+            self._whole = events
         if not self._is_emitted:
             return NOTHING
         if conversation.held_text is not None:
@@ -454,7 +455,8 @@ class _Conversation(msgspec.Struct):
                         answer.hand_to(reading.take)
                     async for events in answer:
                         await reading.take(events)
-                reading.reason_is_raw = answer.reason_is_raw
+                if not answer.reason_is_raw:
+                    reading.reason_is_raw = False
         except BrokenOff as broke:
             if broke.transport_error:
                 reading.end = StreamEnd.ERROR

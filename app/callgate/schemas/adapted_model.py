@@ -21,7 +21,7 @@ class AdaptedModel:
         self._inner = inner
         self._translate = translate
         self._deferred: tuple[DeferredTools, DeferredTools] | None = None
-        self._last: tuple[Sequence[msgspec.Raw], tuple[msgspec.Raw, ...]] = ((), ())
+        self._last: tuple[Sequence[msgspec.Raw], Sequence[msgspec.Raw]] = ((), ())
 
     @property
     def name(self) -> str:
@@ -35,8 +35,12 @@ class AdaptedModel:
                 after = tuple(map(self._translate, tools))
                 # Not cached with a client's own tools, which would keep the whole request body alive.
                 if all(map(is_not, tools, after)):
+                    if after == tuple(tools):
+                        after = tools  # so that requests are sent on as they are
                     self._last = tools, after
-            if request.tools:
+            if after is tools:
+                pass
+            elif request.tools:
                 request = replace(request, tools=after)
             else:
                 request = replace(request, withheld=after)

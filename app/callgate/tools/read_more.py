@@ -9,7 +9,7 @@ import hashlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from callgate.calls.offer import OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.conversation.listeners import NOTHING
 from callgate.conversation.ports import Message
 from callgate.conversation.readable_content import IMAGE_TYPES
 from callgate.tools.own_tool import OwnTool, free_name
@@ -259,10 +260,13 @@ class ResultPages(msgspec.Struct, eq=False):
         self.unsaved = []
         await self.store.save(ids)
 
-    async def recall(self, messages: Sequence[Message]) -> None:
+    def recall(self, messages: Sequence[Message]) -> Awaitable[None]:
         """Load the results of earlier requests of the conversation that its history names, also from other processes."""
         if not self.store.count() and self.store.shared is None:
-            return
+            return NOTHING
+        return self._recalled(messages)
+
+    async def _recalled(self, messages: Sequence[Message]) -> None:
         ids: dict[str, None] = {}
         for message in messages:
             ids |= dict.fromkeys(map(bytes.decode, _ID.findall(_text_of(message))))

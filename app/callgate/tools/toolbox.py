@@ -303,14 +303,15 @@ class RequestToolbox(ToolboxParts, eq=False, kw_only=True):
                 broken.append(BrokenCall(call.id, call.name, Flaw.UNKNOWN_TOOL, call.text, extras=call.extras))
         return Plan(tuple(ours), tuple(theirs), tuple(broken))
 
-    async def recall(self, messages: Sequence[Message]) -> None:
+    def recall(self, messages: Sequence[Message]) -> Awaitable[None]:
         """Read in the history what earlier requests of the conversation kept: long results, and tools that were found."""
-        if self.results is not None:
-            await self.results.recall(messages)
         if self.server_tools.search is not None and self.server_tools.search.call is None:
             from callgate.conversation.found_tools import found_in
 
             self._revealed |= dict.fromkeys(found_in(messages, self.server_tools.search.find.name))
+        if self.results is None:
+            return NOTHING
+        return self.results.recall(messages)
 
     def is_clients(self, name: str | None) -> bool:
         return name in self._client_names
