@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge, Payload, looks_like_keep_alive
+from callgate.http.event_stream import (
+    Event,
+    EventStreamReader,
+    EventTooLarge,
+    Payload,
+    looks_like_keep_alive,
+    only_data_fast,
+)
 
 
 def plain_reader(data: bytes) -> list[bytes]:
@@ -149,3 +156,21 @@ def test_keepalive_comments_are_distinguished_from_content(payload):
 @pytest.mark.parametrize("payload", [b'{"a":1', b"Hello", b"error: x"])
 def test_content_is_not_taken_for_a_keep_alive(payload):
     assert not looks_like_keep_alive(payload)
+
+
+@given(
+    st.lists(LINES, max_size=4),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    st.sampled_from([b"", b"\n", b"\r\n\r\n", b"\n\n"]),
+)
+def test_an_only_event_that_is_read_fast_is_the_one_that_a_reader_makes(lines, newline, end):
+    for data in (newline.join(lines) + end, newline.join([b"event: message", *lines]) + end):
+        fast = only_data_fast(data)
+        assert fast is None or EventStreamReader().events(data) == [Event(fast)]
+
+
+def test_an_answer_as_mcp_servers_send_it_is_read_fast():
+    for newline in (b"\n", b"\r\n"):
+        assert only_data_fast(newline.join([b"event: message", b'data: {"id":"c1"}', b"", b""])) == b'{"id":"c1"}'
+        assert only_data_fast(newline.join([b"event: message", b"id: 7", b'data: {"id":"c1"}', b"", b""])) is None
+    assert only_data_fast(b"data: " + b"x" * 64 * 1024 + b"\n\n") is None

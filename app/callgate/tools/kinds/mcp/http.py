@@ -22,7 +22,7 @@ import msgspec
 from callgate.conversation.ports import ProgressReport
 from callgate.http.client import HttpClient
 from callgate.http.connection import ClientConnection
-from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge
+from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge, only_data_fast
 from callgate.http.interface import Broken, ConnectFailed, Deadlines, TimedOut, TransportError
 from callgate.http.request_head import RequestHead
 from callgate.tools.concurrency import Room
@@ -363,12 +363,15 @@ class HttpLink(_Link):
         try:
             share = TurnShare()
             async for data in response.chunks():
+                if (whole_answer := reading.answer_fast(data)) is not None:
+                    response.settle()
+                    return whole_answer
                 for event in reading.feed(data):
                     share.take(len(event.data))
                     if not share.is_left:
                         await asyncio.sleep(0)
                         share = TurnShare()
-                    answer = reading.answer_fast(event.data) or await self._event(event, reading)
+                    answer = await self._event(event, reading)
                     if answer is not None:
                         response.settle()
                         return answer
@@ -567,10 +570,12 @@ class _AnswerStream:
         return events
 
     def answer_fast(self, data: bytes) -> RpcAnswer | None:
-        """Return the answer to a call, if an event is one that is read at once: equals what `HttpLink._event` returns, or returns None."""
-        if self.request.method != CALL:
+        """Return the answer to a call, where that is all that the stream begins with: equals what the events of this read come to, or returns
+        None, and then nothing of it is read."""
+        if self._events is not None or self.request.method != CALL:
             return None
-        return answer_fast(data, self.id)
+        text = only_data_fast(data)
+        return None if text is None else answer_fast(text, self.id)
 
     def again(self) -> None:
         self._events = None
