@@ -14,7 +14,6 @@ from callgate.calls.outcome import Failed
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
     BEFORE_ALL_TURNS,
-    NO_RESPONDER,
     NOT_RUN_SHOWN,
     POSTPONED,
     AnswerPassed,
@@ -249,8 +248,11 @@ class Diagnosis(Listener, ReportedChat, eq=False, kw_only=True):
             turn["lane"] = answer.lane
         if answer.is_summary:
             turn["summary"] = True
-        if (by := answer.by) is not NO_RESPONDER:
-            turn |= self._who(by)
+        by = answer.by
+        if by.deployment:
+            turn["deployment"] = by.deployment
+        if self._sees and by.host:
+            turn["host"] = by.host
         if answer.usage is not None:
             turn["usage"] = answer.usage.report
             if (counts := answer.counts) is not None:
