@@ -15,6 +15,7 @@ from callgate.conversation.ports import Passthrough
 from callgate.conversation.usage import Usage
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import EventStreamReader
+from callgate.http.interface import Deadlines
 from callgate.models.direct.chunks import ChunkReader
 from callgate.models.direct.model import ANSWER_BYTES, Endpoint
 from callgate.models.direct.passthrough import PassedEvents, PassthroughModel
@@ -210,6 +211,42 @@ async def test_a_whole_answer_needs_its_connection_no_longer_while_it_is_emitted
             async for _ in answer:
                 await passed(made, passing(stream=False))
         assert server.connections == 1
+
+
+@pytest.mark.parametrize("kind", [SSE, "text/plain"])
+@pytest.mark.parametrize("pieces", [1, 7])
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_stream_that_was_not_asked_for_ends_where_it_says_so(kind, pieces, n):
+    text = "\ufeff\n" + sse(chunk({"content": "a"}), chunk({}, "stop"))
+
+    async def serve(request, wire):
+        await wire.send(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n")
+        data = text.encode()
+        for start in range(0, len(data), -(-len(data) // pieces)):
+            piece = data[start : start - (-len(data) // pieces)]
+            await wire.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        await wire.peer_left()
+
+    client = HttpClient()
+    deadlines = Deadlines(connect=30, first_byte=30, idle=1000, total=1000)
+    async with raw_provider(serve) as server:
+        made = PassthroughModel("m", Endpoint(f"{server.url}/v1/chat/completions", "real-m"), client, deadlines)
+        async with asyncio.timeout(60):
+            if n == 1:
+                _, passage = await passed(made, passing(stream=False))
+                assert TextDelta("a") in passage.others
+            else:
+                with pytest.raises(SeparateChoices) as separate:
+                    await passed(made, passing(stream=False, n=n))
+                assert TextDelta("a") in separate.value.answers[0]
+    await client.close()
+
+
+async def test_a_body_with_an_end_mark_in_a_text_is_read_to_its_end(model):
+    body = json.dumps(completion("data: [DONE]\n\n" * 10_000))
+    async with raw_provider(serve_body(body)) as server:
+        out, _ = await passed(model(server), passing(stream=False))
+    assert out == body.encode()
 
 
 async def test_a_stream_that_its_client_has_left_loses_its_connection(model):

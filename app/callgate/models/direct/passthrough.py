@@ -14,11 +14,13 @@ from typing import Any, Final
 
 import msgspec
 
+from callgate.calls.json_text import LARGE
 from callgate.conversation.errors import AnswerTooLarge, ChatError, SeparateChoices
 from callgate.conversation.events import CallNotRun, ChoiceIgnored, Finished, ModelEvent, Passed, ProviderError
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough
 from callgate.conversation.preloaded_model import PreloadedAnswer
 from callgate.conversation.usage import Usage
+from callgate.http.connection import ClientConnection
 from callgate.http.event_stream import (
     BOM,
     Payload,
@@ -26,7 +28,7 @@ from callgate.http.event_stream import (
     looks_like_keep_alive,
     payload_of,
 )
-from callgate.http.interface import Response, TransportError
+from callgate.http.interface import Response, TooLarge, TransportError
 from callgate.models import errors
 from callgate.models.direct.chunks import MAX_CHOICES, ChunkReader, read_completion
 from callgate.models.direct.forbidden_calls import LeftOutCalls, has_calls, says_calls
@@ -141,7 +143,7 @@ class _WholeRequest(msgspec.Struct, eq=False):
             model.client, model.url, model.headers, self.body, model.deadlines, secrets, self.request.record_body
         )
         try:
-            body = await response.read(model.answer_bytes)
+            body = await _body_of(response, model.answer_bytes)
             response.settle()
         except TransportError as error:
             raise errors.from_transport(error) from error
@@ -161,6 +163,56 @@ class _WholeRequest(msgspec.Struct, eq=False):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """The exchange is over already."""
+
+
+async def _body_of(response: ClientConnection, limit: int) -> bytes:
+    """Read a whole body. Of a stream of events, for which nobody asked, nothing is waited for behind its end mark: its connection may stay
+    open. Raises `TooLarge`."""
+    while response.is_coming(LARGE):
+        await response.change()
+    body = response.whole()
+    if body is not None and len(body) <= limit:
+        return body
+    if body is not None:
+        raise TooLarge(limit)
+    parts: list[bytes] = []
+    size = 0
+    end = _StreamEnd()
+    async for part in response.chunks():
+        size += len(part)
+        if size > limit:
+            raise TooLarge(limit)
+        parts.append(part)
+        if end.is_in(part):
+            break
+    return b"".join(parts)
+
+
+class _StreamEnd:
+    """Finds the end mark of a body that is a stream."""
+
+    def __init__(self) -> None:
+        self._start = b""
+        """What has come while it does not show whether the body is one."""
+        self._events: AnswerEvents | None = None
+        self._is_json = False
+
+    def is_in(self, data: bytes) -> bool:
+        """Take the next part; return whether the mark is in it."""
+        if self._is_json:
+            return False
+        if self._events is None:
+            self._start += data
+            data = self._start
+            begin = data.removeprefix(BOM).lstrip()[:1]
+            if not begin:
+                return False
+            self._start = b""
+            if begin in b"{[":
+                self._is_json = True
+                return False
+            self._events = AnswerEvents()
+        return any(payload.data.strip() == DONE for payload in self._events.feed(data))
 
 
 def _read_whole(body: bytes, response: Response, secrets: Sequence[str], choices: int) -> Sequence[ModelEvent]:
