@@ -1,6 +1,8 @@
 """How answers travel: the clocks of a stream."""
 
 import asyncio
+import contextlib
+import heapq
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -8,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from callgate.api import answers
 from callgate.api.answers import (
     ALARM_SECONDS,
     LOOK_AFTER_SECONDS,
+    STEPS,
     ClientDisconnected,
     EventStream,
     Pulse,
@@ -271,6 +275,91 @@ async def test_open_streams_share_their_timers(monkeypatch: pytest.MonkeyPatch) 
     assert len(timers) <= 3  # for the first look at the clients, the heartbeats, and the deadlines
     gate.set()
     await asyncio.gather(*streams)
+
+
+class SetClock:
+    """An event loop whose time goes on only when it is told to, for what is set by `call_at`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.create_task = loop.create_task
+        self.now = 1000.0
+        self.calls: list[tuple[float, int, Callable[[], None]]] = []
+        self.timers = 0
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, ring: Callable[[], None], context: Any = None) -> None:
+        self.timers += 1
+        heapq.heappush(self.calls, (when, self.timers, ring))
+
+    async def go_on_to(self, when: float) -> None:
+        while self.calls and self.calls[0][0] <= when:
+            due, _, ring = heapq.heappop(self.calls)
+            self.now = max(self.now, due) + 1e-4  # a timer is always a little late
+            ring()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        self.now = max(self.now, when)
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    clock = SetClock(asyncio.get_running_loop())
+    lookout = answers._Lookout(clock)  # type: ignore[arg-type]
+    monkeypatch.setattr(answers, "_lookout_here", lambda: lookout)
+    monkeypatch.setattr(answers, "watched", lambda receive, seconds: contextlib.nullcontext())  # no client leaves here
+    return clock
+
+
+STREAMS = 300
+FIRST, HEARTBEAT = 25.0, 10.0
+
+
+async def test_streams_whose_status_is_held_back_for_longer_than_a_heartbeat_share_their_timers(clock) -> None:
+    began = clock.now
+    wires = [Wire() for _ in range(STREAMS)]
+    gate = asyncio.Event()
+
+    async def chat(emit: Callable[[Any], Awaitable[None]]) -> None:
+        await gate.wait()
+
+    streams = []
+    for wire in wires:
+        stream = EventStream(chat, Letters(), lambda error=None: {}, Pulse(first=FIRST, heartbeat=HEARTBEAT))
+        streams.append(asyncio.create_task(stream.send(wire.receive, wire.send)))
+        await asyncio.sleep(0)
+        clock.now += 10 * ALARM_SECONDS / STREAMS
+    await clock.go_on_to(began + FIRST - ALARM_SECONDS)
+    early = sum(len(wire.bodies) for wire in wires)
+    timers = clock.timers
+    await clock.go_on_to(began + 1 + FIRST + HEARTBEAT / STEPS)
+    gate.set()
+    await asyncio.gather(*streams)
+    assert early == 0
+    assert sum(wire.bodies == [b"beat", b""] for wire in wires) == STREAMS
+    assert timers < 60  # three waits, each of which rings ten times for all of them
+
+
+async def test_a_stream_that_begins_late_beats_in_time_whenever_its_status_was_due(clock) -> None:
+    wire, gate, word = Wire(), asyncio.Event(), asyncio.Event()
+
+    async def chat(emit: Callable[[Any], Awaitable[None]]) -> None:
+        await word.wait()
+        await emit(b"word")
+        await gate.wait()
+
+    stream = EventStream(chat, Letters(), lambda error=None: {}, Pulse(first=NEVER, heartbeat=HEARTBEAT))
+    began = clock.now
+    answering = asyncio.create_task(stream.send(wire.receive, wire.send))
+    await asyncio.sleep(0)
+    await clock.go_on_to(began + 1.1 * HEARTBEAT)
+    word.set()
+    await wire.until(1)
+    await clock.go_on_to(began + 2.2 * HEARTBEAT)
+    gate.set()
+    await answering
+    assert wire.bodies == [b"word", b"beat", b""]
 
 
 async def test_each_of_several_streams_beats_whichever_began_or_ended_before() -> None:

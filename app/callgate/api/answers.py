@@ -330,23 +330,22 @@ class EventStream:
         alarms.add(self, since)
 
     def _ring(self) -> None:
-        """Begin a heartbeat if one is due, and wait for the next. One may come a little early, so that streams wait for the same times."""
+        """Begin a heartbeat if one is due, and wait for the next. One may come a little early, and a status a little late, so that streams
+        wait for the same times."""
         now = self._lookout.loop.time()
         heartbeat = self._pulse.heartbeat
         step = heartbeat / STEPS
         if self._started:
-            due = self._quiet_since + heartbeat
-            is_due = due - now < step
+            left = self._quiet_since + heartbeat - now
+            is_due = left < step
         else:
-            due = self._began + self._pulse.first
-            is_due = due <= now
+            left = self._began + self._pulse.first - now
+            is_due = left <= 0
         if is_due:
             self._beat = self._lookout.loop.create_task(self._send_beat())
-            due = now + heartbeat
-        seconds = due - now
-        if self._started:
-            seconds = max(seconds // step, 1) * step
-        self._wait(seconds, now)
+            left = heartbeat
+        # No longer than a heartbeat: a stream may begin meanwhile, and be silent then.
+        self._wait(min(max(left // step, 1) * step, heartbeat), now)
 
     async def _send_beat(self) -> None:
         await self._pass(self._writer.heartbeat())
