@@ -336,16 +336,16 @@ class EventStream:
         heartbeat = self._pulse.heartbeat
         step = heartbeat / STEPS
         if self._started:
-            left = self._quiet_since + heartbeat - now
-            is_due = left < step
+            remaining = self._quiet_since + heartbeat - now
+            is_due = remaining < step
         else:
-            left = self._began + self._pulse.first - now
-            is_due = left <= 0
+            remaining = self._began + self._pulse.first - now
+            is_due = remaining <= 0
         if is_due:
             self._beat = self._lookout.loop.create_task(self._send_beat())
-            left = heartbeat
+            remaining = heartbeat
         # No longer than a heartbeat: a stream may begin meanwhile, and be silent then.
-        self._wait(min(max(left // step, 1) * step, heartbeat), now)
+        self._wait(min(max(remaining // step, 1) * step, heartbeat), now)
 
     async def _send_beat(self) -> None:
         await self._pass(self._writer.heartbeat())
