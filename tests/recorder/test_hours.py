@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from callgate.calls.outcome import Failed, FailureKind, Returned
 from callgate.calls.states import BrokenCall, Flaw, ReadyCall
@@ -27,6 +29,7 @@ from callgate.recorder.hours import (
     ADDED_TOGETHER,
     BOUNDS,
     MINUTES_KEPT,
+    SORTED_DURATIONS,
     TOTALS_PER_HOUR,
     HourPlace,
     HourTotal,
@@ -252,3 +255,13 @@ async def test_the_recorder_writes_them_beside_its_runs(tmp_path):
     assert models == [("gpt", 3, 10, 5)]
     assert hour in {int(time.time() // 3600), int(time.time() // 3600) - 1}
     assert outcomes == ('{"add":{"returned":1,"raised":1},"send":{"truncated":1}}',) or "truncated" in outcomes[0]
+
+
+@given(st.lists(st.sampled_from(BOUNDS) | st.floats(0, 200), min_size=SORTED_DURATIONS, max_size=3 * SORTED_DURATIONS))
+def test_many_durations_come_to_the_same_as_each_by_itself(durations: list[float]):
+    together, by_itself = HourTotals(), HourTotals()
+    together.add_runs([(RunRow("run", NINE, "gpt", seconds=seconds), ()) for seconds in durations])
+    for seconds in durations:
+        by_itself.add_runs([(RunRow("run", NINE, "gpt", seconds=seconds), ())])
+        by_itself.unwritten_hours()
+    assert together.take() == by_itself.take()

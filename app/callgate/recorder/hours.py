@@ -5,11 +5,9 @@ These totals stay in the file when their runs are removed from it.
 
 import threading
 import time
-from bisect import bisect_left
-from collections import Counter
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -27,6 +25,8 @@ ADDED_TOGETHER: Final = 512
 """The most runs that wait to be added up: while nothing can be written nobody takes the totals."""
 TOTALS_PER_HOUR: Final = 5000
 """The most totals of one hour and process. What comes beyond them is added to one without names: models invent names of tools."""
+SORTED_DURATIONS: Final = 32
+"""How many durations have to come together to be sorted."""
 MINUTES_KEPT: Final = 60
 TOTALS_OF_MINUTES: Final = 20_000
 """The most totals of minutes that stay in memory. Beyond them the oldest minutes are dropped."""
@@ -283,9 +283,19 @@ def _add_rows(total: HourTotal, rows: Sequence[RunRow]) -> None:
     _add_seconds(total.first_seconds, [row.first_seconds for row in rows if row.first_seconds is not None])
 
 
-def _add_seconds(histogram: list[int], durations: Iterable[float]) -> None:
-    for index, count in Counter(map(bisect_left, repeat(BOUNDS), durations)).items():
-        histogram[index] += count
+def _add_seconds(histogram: list[int], durations: Sequence[float]) -> None:
+    if len(durations) < SORTED_DURATIONS:
+        for seconds in durations:
+            histogram[bisect_left(BOUNDS, seconds)] += 1
+        return
+    # To look for each bound among the durations takes a fifth of looking for each duration among the bounds.
+    ordered = sorted(durations)
+    below = 0
+    for index, bound in enumerate(BOUNDS):
+        at_most = bisect_right(ordered, bound, below)
+        histogram[index] += at_most - below
+        below = at_most
+    histogram[len(BOUNDS)] += len(ordered) - below
 
 
 def hour_name(hour: int) -> str:

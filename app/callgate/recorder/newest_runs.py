@@ -2,8 +2,10 @@
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
 
 from callgate.recorder.ended_run import EndedRun
 
@@ -17,7 +19,7 @@ OF_ONE: Final = 2
 """The part of them that may be one owner's is one in so many, so that nobody pushes out all of the others'."""
 
 
-class _Weighed(NamedTuple):
+class _Weighed(msgspec.Struct, frozen=True, gc=False):
     """A run and its weight, which is counted once."""
 
     run: EndedRun
@@ -36,9 +38,9 @@ class NewestRuns:
         """Of the private texts of each owner."""
         self._lock = threading.Lock()
 
-    def add(self, runs: Iterable[EndedRun]) -> None:
+    def add(self, runs: Sequence[EndedRun]) -> None:
         with self._lock:
-            for run in runs:
+            for run in runs[-IN_MEMORY:]:
                 private_bytes = 0
                 if run.private is not None and not run.private.is_dropped:
                     private_bytes = run.private.weight()
@@ -72,7 +74,8 @@ class NewestRuns:
         all_bytes = 0
         bytes_of: Counter[str] = Counter()
         for place in reversed(range(len(self._runs))):
-            run, _, weight = self._runs[place]
+            run = self._runs[place].run
+            weight = self._runs[place].private_bytes
             if not weight:
                 continue
             if all_bytes + weight > PRIVATE_BYTES or bytes_of[run.private_to] + weight > PRIVATE_BYTES // OF_ONE:

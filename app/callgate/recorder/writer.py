@@ -252,7 +252,7 @@ class RunWriter:
         while is_open:
             batch, is_open = self._next_batch()
             fresh = self._encoded(batch)
-            self._newest.add(run.ended for run in fresh if run.ended is not None and not run.is_deleted)
+            self._newest.add([run.ended for run in fresh if run.ended is not None and not run.is_deleted])
             self._unwritten += fresh
             is_counted = not is_open or monotonic() - self._counted_at > USAGE_SECONDS
             if is_counted:

@@ -469,7 +469,7 @@ def test_one_owner_does_not_push_out_the_texts_of_another(monkeypatch: pytest.Mo
     monkeypatch.setattr(newest_runs, "PRIVATE_BYTES", 4 * weight)
     newest = newest_runs.NewestRuns()
     newest.add([ended("run_0", "key alice")])
-    newest.add(ended(f"run_{number}", "key bob") for number in range(1, 9))
+    newest.add([ended(f"run_{number}", "key bob") for number in range(1, 9)])
     kept = [run.id for run in newest.all() if run.private is not None and run.private.texts]
 
     assert kept == ["run_0", "run_7", "run_8"]
