@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import msgspec
 
 from callgate.calls.states import Call, ReadyCall
-from callgate.conversation.events import CallEnded, CallProgress, ChatEvent, TurnAccount, TurnEnded
+from callgate.conversation.events import CallEnded, ChatEvent, TurnAccount, TurnEnded
 from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.ports import Message
 from callgate.http.trace_context import Trace
@@ -55,6 +55,8 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
     began: float = msgspec.field(default_factory=monotonic)
     happened: list[Happened] = []
     texts: dict[str, str] = {}
+    has_all_texts: bool = False
+    """True once those of its calls are among them."""
     request: UnwrittenRequest | None = None
     """What was asked, where its text is not made yet."""
     followers: list[Backlog] = []
@@ -157,42 +159,44 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         texts = dict(self.texts)
         if self.ended is not None:
             return self.ended.as_seen_by(owner).recorded()
-        ended, _ = msgspec.structs.replace(self, happened=happened, texts=texts).encode()
+        ended, _ = msgspec.structs.replace(self, happened=happened, texts=texts, has_all_texts=False).encode()
         return ended.as_seen_by(owner).recorded()
 
     def is_encoded_quickly(self) -> bool:
         """Return False if encoding takes too long for the event loop."""
-        if self.trace is not None or len(self.happened) > ENCODED_AT_ONCE:
+        events = len(self.happened)
+        if self.trace is not None or events > ENCODED_AT_ONCE:
             return False
         if self.policy.content_bytes is None:
             return True
-        if not self.policy.private_to:
+        if not self.policy.private_to or 2 * events > ENCODED_AT_ONCE:  # events that tell more of texts are read twice
             return False
+        self.texts = self.all_texts()
+        self.has_all_texts = True
         size = weight_of_texts(self.texts)
         if self.request is not None:
             size += self.request.bytes
-        for _, _, event in self.happened:
-            kind = type(event)
-            if kind is CallEnded or kind is TurnEnded:
-                size += _texts_length(event)
-            if kind is CallProgress or (type(event) is TurnEnded and event.answer.broken):
-                return False  # it tells more to whoever may see the texts: its events are read twice
         return size <= KEPT_AS_IT_CAME
 
     def all_texts(self) -> dict[str, str]:
         """Return the texts that are kept until now but an unwritten request, with the arguments and results of calls, which its events
         have."""
+        if self.has_all_texts:
+            return self.texts
         texts = dict(self.texts)
         if self.policy.content_bytes is None:
             return texts
         for _, choice, event in self.happened:
-            if type(event) is TurnEnded:
+            if type(event) is CallEnded:
+                if event.outcome.text:
+                    texts[part_of(choice, f"call.{event.call.id}.result")] = event.outcome.text
+            elif type(event) is TurnEnded and has_calls(event.answer):
                 for call in calls_of(event.answer):
-                    _keep(texts, choice, f"call.{call.id}.arguments", call.text)
+                    if call.text:
+                        texts[part_of(choice, f"call.{call.id}.arguments")] = call.text
                     if isinstance(call, ReadyCall) and call.findings:
-                        _keep(texts, choice, f"call.{call.id}.read", msgspec.json.encode(call.arguments).decode())
-            elif type(event) is CallEnded:
-                _keep(texts, choice, f"call.{event.call.id}.result", event.outcome.text)
+                        read_arguments = msgspec.json.encode(call.arguments).decode()
+                        texts[part_of(choice, f"call.{call.id}.read")] = read_arguments
         return texts
 
     def _calls_length(self) -> int:
@@ -298,11 +302,6 @@ def has_calls(answer: TurnAccount) -> bool:
 def calls_of(answer: TurnAccount) -> tuple[Call, ...]:
     """Return all calls of a turn."""
     return (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed)
-
-
-def _keep(texts: dict[str, str], choice: int, part: str, text: str) -> None:
-    if text:
-        texts[part_of(choice, part)] = text
 
 
 class EventsListener(Listener, msgspec.Struct, eq=False, gc=False, kw_only=True):
