@@ -6,8 +6,10 @@ These totals stay in the file when their runs are removed from it.
 import threading
 import time
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -187,28 +189,22 @@ class HourTotals:
         with self._runs_lock:
             runs = self._runs
             self._runs = []
-        groups: dict[tuple[int, str, str], tuple[list[RunRow], list[HourNote]]] = {}
-        for row, notes in runs:
-            place = (int(row.began // 60), row.key, row.model)
-            group = groups.get(place)
-            if group is None:
-                group = groups[place] = ([], [])
-            group[0].append(row)
-            group[1].extend(notes)
-        for (minute, key, model), (rows, notes_of_rows) in groups.items():
+        groups: defaultdict[tuple[int, str, str], list[tuple[RunRow, Iterable[HourNote]]]] = defaultdict(list)
+        for run in runs:
+            row = run[0]
+            groups[int(row.began // 60), row.key, row.model].append(run)
+        for (minute, key, model), group in groups.items():
+            rows = [row for row, _ in group]
+            notes_of_rows = chain.from_iterable(notes for _, notes in group)
             of_models = [row for row in rows if row.route not in WITHOUT_MODEL]
             if of_models:
                 _add_rows(self._total(minute, HourPlace("run", key, model)), of_models)
             self._add_notes(minute, key, model, notes_of_rows)
 
     def _add_notes(self, minute: int, key: str, model: str, notes: Iterable[HourNote]) -> None:
-        groups: dict[tuple[NoteKind, str, str, str], list[HourNote]] = {}
+        groups: defaultdict[tuple[NoteKind, str, str, str], list[HourNote]] = defaultdict(list)
         for note in notes:
-            thing = note[:4]
-            group = groups.get(thing)
-            if group is None:
-                group = groups[thing] = []
-            group.append(note)
+            groups[note[:4]].append(note)
         for (kind, deployment, tool, flaw), group in groups.items():
             subject: Subject = _SUBJECTS[kind]
             total = self._total(minute, HourPlace(subject, key, model, provider_of(deployment), tool, flaw))
