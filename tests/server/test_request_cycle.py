@@ -467,6 +467,59 @@ async def test_a_response_at_once_is_that_of_two_messages(
     assert answers[0] == answers[1]
 
 
+class Echo:
+    """Answers with the body of a request, which it takes at once where it can, or as messages of ASGI, and waits until the client leaves."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.at_once = True
+        self.were_at_once: list[bool] = []
+        self.last: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = None
+        if self.at_once:
+            body = receive.__self__.whole_body_fast(self.most)
+            self.were_at_once.append(body is not None)
+        if body is None:
+            body = await read_body(receive)
+        assert receive.__self__.whole_body_fast(self.most) is None
+        await begin(send)
+        await part(send, b"<%b>" % body)
+        self.last.set_result((await receive())["type"])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "is_at_once"),
+    [
+        ([POST + b"content-length: 4\r\n\r\nbody"], True),
+        ([POST + b"content-length: 4\r\n\r\nbo", b"dy"], False),
+        ([POST + b"content-length: 4\r\n\r\n", b"body"], False),
+        ([POST + b"content-length: 5\r\n\r\nbodyx"], False),
+        ([POST + b"transfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"], True),
+        ([POST + b"transfer-encoding: chunked\r\n\r\n2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"], False),
+        ([POST + b"content-length: 0\r\n\r\n"], False),
+        ([GET], False),
+    ],
+    ids=["whole", "in two", "behind its head", "too long", "one chunk", "two chunks", "empty", "none"],
+)
+async def test_a_body_taken_at_once_is_that_of_its_messages(pieces: list[bytes], is_at_once: bool) -> None:
+    answers = []
+    for at_once in (True, False):
+        app = Echo(most=4)
+        app.at_once = at_once
+        async with behind_the_edge(app) as bare:
+            async with raw_connection(bare.url) as connection:
+                for piece in pieces:
+                    await connection.send(piece)
+                    await asyncio.sleep(0)
+                answers.append(undated(await connection.until(b">")))
+            assert await app.last == "http.disconnect"
+        if at_once and len(pieces) == 1:
+            assert app.were_at_once == [is_at_once]
+    assert answers[0] == answers[1]
+
+
 class PiecedResponse:
     """Sends a body in pieces, each as bytes or as a message of ASGI."""
 

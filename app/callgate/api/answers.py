@@ -6,7 +6,7 @@ Both cancel the chat when the client disconnects, which also closes the model's 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
-from functools import partial
+from functools import lru_cache, partial
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeAlias
@@ -612,4 +612,10 @@ def start_message(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return [(_name(name), value.encode("latin-1")) for name, value in headers.items()]
+
+
+@lru_cache(maxsize=256)
+def _name(name: str) -> bytes:
+    """Return the same bytes for the same name: the server finds them by their hash, which is remembered."""
+    return name.encode("latin-1")

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from callgate.api import recording
 from callgate.api.answer_keepers import LastTurnKeeper, WholeStreamKeeper
 from callgate.api.answers import AnswerHeaders, AnswerKeeper, ClientDisconnected, EventStream, Pulse, WholeAnswer
-from callgate.api.bodies import check_body, opened, read_counted
+from callgate.api.bodies import check_body, counted_fast, opened, read_counted
 from callgate.api.chat_request import SAYS_NOTHING, ChatRequest
 from callgate.api.conversation import Conversation
 from callgate.api.delivery import delivery_of
@@ -72,7 +72,9 @@ class FaceEndpoint:
         config = manager.current.config
         if "content-encoding" in context.headers:  # its length was checked by the middleware
             check_body(context.headers, config.limits.body_bytes)
-        body = await read_counted(receive, config.limits.body_bytes, context.hold)
+        body = counted_fast(receive, config.limits.body_bytes)
+        if body is None:
+            body = await read_counted(receive, config.limits.body_bytes, context.hold)
         caller = context.caller
         if caller is None or not context.is_current(manager.current):
             caller = let_in_again(manager, context)
@@ -257,7 +259,7 @@ class FaceEndpoint:
         notes = context.notes
         notes["model"] = request.model
         notes["stream"] = delivery.stream
-        context.aftermath.shows_reasons = partial(runtime.is_alone_with, caller)
+        context.aftermath.shows_reasons = runtime.is_alone_with(caller)
         run_id = new_run_id() if run is None else run.id
         context.ids["run_id"] = run_id
         warnings = [*route.warnings, *((LOST_KEY,) if is_lost_key else ())]

@@ -124,12 +124,12 @@ class Aftermath(msgspec.Struct, eq=False):
     sees: Callable[[], bool] = lambda: False
     """Whether the client may see runs; called when something has failed."""
     last_attempt: Attempt | None = None
-    shows_reasons: Callable[[], bool] = lambda: False
-    """Whether the client is the operator, who is told what a provider said; called when something has failed."""
+    shows_reasons: bool = False
+    """Whether the client is the operator, who is told what a provider said."""
 
     def client_error(self, error: ChatError) -> ChatError:
         """Return the error that the client is sent: another one where tools with side effects were started."""
-        if self.shows_reasons():
+        if self.shows_reasons:
             add_reason(error)
         if not self.started:
             return error

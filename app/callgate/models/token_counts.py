@@ -47,8 +47,7 @@ async def count_tokens(entry: ModelConfig, request: ModelRequest, client: HttpCl
         provider_request = messages_lane.count_request(await loaded(), settings, request, request.original)
         response = await open_response(
             client,
-            provider_request.url,
-            provider_request.headers,
+            client.head_of("POST", provider_request.url, provider_request.headers),
             provider_request.body,
             entry.deadlines,
             provider_request.secrets,

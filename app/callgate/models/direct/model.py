@@ -29,6 +29,7 @@ from callgate.http.client import HttpClient
 from callgate.http.connection import ClientConnection
 from callgate.http.event_stream import BOM, EVENT_BYTES, EventStreamReader, Payload, looks_like_keep_alive
 from callgate.http.interface import Deadlines, Response, TransportError
+from callgate.http.request_head import RequestHead
 from callgate.models import errors
 from callgate.models.direct.chunks import ChunkReader, read_completion
 from callgate.models.direct.chunks_fast import EARLIEST, DeltaTemplate, usual_chunk_fast
@@ -103,6 +104,13 @@ class HttpModel:
         self.url = endpoint.url
         self.headers = {"Content-Type": "application/json", **endpoint.headers}
         self.host = host_in(endpoint.url)
+        self._head: RequestHead | None = None
+
+    def head(self) -> RequestHead:
+        """Return the head of its requests, which is the same for all of them."""
+        if self._head is None:
+            self._head = self.client.head_of("POST", self.url, self.headers)
+        return self._head
 
 
 class DirectModel(HttpModel):
@@ -155,8 +163,7 @@ class HttpRequest(msgspec.Struct, eq=False):
         model = self.model
         response = await open_response(
             model.client,
-            model.url,
-            model.headers,
+            model.head(),
             self.body,
             model.deadlines,
             model.endpoint.secrets,
@@ -189,8 +196,7 @@ class WholeRequest(HttpRequest):
         model = self.model
         response = await open_response(
             model.client,
-            model.url,
-            model.headers,
+            model.head(),
             self.body,
             model.deadlines,
             model.endpoint.secrets,
@@ -231,8 +237,7 @@ def host_in(url: str) -> str:
 
 async def open_response(
     client: HttpClient,
-    url: str,
-    headers: Mapping[str, str],
+    head: RequestHead,
     body: bytes,
     deadlines: Deadlines,
     secrets: Sequence[str],
@@ -240,7 +245,7 @@ async def open_response(
 ) -> ClientConnection:
     """Send a request and return its response of status 200, which the caller leaves. Raises the error of any other status."""
     try:
-        response = await client.send("POST", url, headers, body, deadlines)
+        response = await client.exchange(head, body, deadlines)
     except TransportError as error:
         raise errors.from_transport(error) from error
     if response.status == 200:

@@ -140,7 +140,7 @@ class _WholeRequest(msgspec.Struct, eq=False):
         model = self.model
         secrets = model.endpoint.secrets
         response = await open_response(
-            model.client, model.url, model.headers, self.body, model.deadlines, secrets, self.request.record_body
+            model.client, model.head(), self.body, model.deadlines, secrets, self.request.record_body
         )
         try:
             body = await _body_of(response, model.answer_bytes)

@@ -126,8 +126,7 @@ class TranslatedModel:
         self.host = host_in(provider_request.url)
         response = await open_response(
             self._client,
-            provider_request.url,
-            provider_request.headers,
+            self._client.head_of("POST", provider_request.url, provider_request.headers),
             provider_request.body,
             self._deadlines,
             provider_request.secrets,
