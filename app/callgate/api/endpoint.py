@@ -259,7 +259,7 @@ class FaceEndpoint:
         notes = context.notes
         notes["model"] = request.model
         notes["stream"] = delivery.stream
-        context.aftermath.shows_reasons = runtime.is_alone_with(caller)
+        context.aftermath.shows_reasons = runtime.is_for_one_person and bool(caller.anonymous)
         run_id = new_run_id() if run is None else run.id
         context.ids["run_id"] = run_id
         warnings = [*route.warnings, *((LOST_KEY,) if is_lost_key else ())]

@@ -89,7 +89,7 @@ class ProxyEndpoint:
         assert context.caller is not None, "the middleware requires a caller here"
         with self._manager.leased as runtime:
             check_body(context.headers, runtime.limits.body_bytes)
-            context.aftermath.shows_reasons = runtime.is_alone_with(context.caller)
+            context.aftermath.shows_reasons = runtime.is_for_one_person and bool(context.caller.anonymous)
             body = await read_body(receive, runtime.limits.body_bytes, context.hold)
             caller = caller_after_body(self._manager, context)
             if runtime.guarding is not None and not _is_form(context):

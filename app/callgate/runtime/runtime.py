@@ -60,7 +60,8 @@ class Runtime:
         self._control = shared.control
         self.access = shared.control.access(config)
         server = config.server
-        self._is_for_one_person = is_alone(server.host, config.auth.mode, server.public_url, server.allowed_hosts)
+        self.is_for_one_person = is_alone(server.host, config.auth.mode, server.public_url, server.allowed_hosts)
+        """Whether callers without a key sit at this machine, and nobody else reaches the server."""
         self.registry: Registry = registry_of(
             config,
             shared.web,
@@ -152,12 +153,6 @@ class Runtime:
         await self.toolboxes.close()
         await self.registry.close()
         await self.catalogue.close()
-
-    def is_alone_with(self, caller: Caller) -> bool:
-        """Return whether a caller sits at this machine, and nobody else reaches the server."""
-        if self._is_for_one_person:
-            return caller.anonymous
-        return False
 
     def record_as(self, policy: RecordPolicy) -> None:
         """Change the recording policy."""
