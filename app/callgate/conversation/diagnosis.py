@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed
-from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.calls.states import BrokenCall, Call, Finding, ReadyCall
 from callgate.conversation.events import (
     BEFORE_ALL_TURNS,
     NOT_RUN_SHOWN,
@@ -54,6 +54,26 @@ class _Seldom(msgspec.Struct, eq=False):
 
 _NONE = _Seldom()
 """Of a chat that had nothing of it."""
+
+
+class TurnReport(msgspec.Struct, omit_defaults=True, gc=False):
+    """What a report says of a turn. As JSON it has no fields that say nothing; the first four always."""
+
+    finish_reason: str | None
+    findings: Sequence[Finding]
+    calls: Sequence[Mapping[str, Any]]
+    ms: float
+    lane: str = ""
+    summary: bool = False
+    deployment: str = ""
+    host: str = ""
+    usage: Mapping[str, Any] | None = None
+    cache: Mapping[str, int] | None = None
+    cost: float | None = None
+    finish_reasons: Sequence[str] = ()
+    finish_reason_rewritten: bool = False
+    asked_in_words: Mapping[str, Any] | None = None
+    not_run: Sequence[Mapping[str, str]] = ()
 
 
 class ReportedChat(msgspec.Struct, eq=False):
@@ -202,7 +222,7 @@ class Diagnosis(Listener, ReportedChat, eq=False, kw_only=True):
         if self.is_usage_only:
             return {"usage": self.usage_facts(self.total_usage())}
         self._sees = self.sees()
-        turns: list[dict[str, Any]] = []
+        turns: list[TurnReport] = []
         report: dict[str, Any] = {"run": self.run_id, "turns": turns}
         if self.warnings:
             report["warnings"] = list(self.warnings)
@@ -237,37 +257,38 @@ class Diagnosis(Listener, ReportedChat, eq=False, kw_only=True):
             call.wrapping is not None for answer in answers for call in (*answer.run, *answer.broken, *answer.postponed)
         )
 
-    def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:
-        turn: dict[str, Any] = {
-            "finish_reason": answer.reasons[-1] if answer.reasons else None,
-            "findings": list(map(str, answer.findings)),
-            "calls": self._calls(index, answer),
-            "ms": _milliseconds(answer.seconds),
-        }
-        if answer.lane:
-            turn["lane"] = answer.lane
-        if answer.is_summary:
-            turn["summary"] = True
-        by = answer.by
-        if by.deployment:
-            turn["deployment"] = by.deployment
-        if self._sees and by.host:
-            turn["host"] = by.host
+    def _turn(self, index: int, answer: TurnAccount) -> TurnReport:
+        usage = None
+        cache = None
+        cost = None
         if answer.usage is not None:
-            turn["usage"] = answer.usage.report
+            usage = answer.usage.report
             if (counts := answer.counts) is not None:
                 if counts.cached or counts.cache_written:
-                    turn["cache"] = {"read": counts.cached, "written": counts.cache_written}
-                if (price := self.price(by)) is not None:
-                    turn["cost"] = price.of(counts) / NANO
+                    cache = {"read": counts.cached, "written": counts.cache_written}
+                if (price := self.price(answer.by)) is not None:
+                    cost = price.of(counts) / NANO
+        turn = TurnReport(
+            answer.reasons[-1] if answer.reasons else None,
+            answer.findings,
+            self._calls(index, answer),
+            _milliseconds(answer.seconds),
+            answer.lane,
+            answer.is_summary,
+            answer.by.deployment,
+            answer.by.host if self._sees else "",
+            usage,
+            cache,
+            cost,
+        )
         if len(answer.reasons) > 1:
-            turn["finish_reasons"] = list(answer.reasons)
+            turn.finish_reasons = answer.reasons
         if not answer.reason_is_raw:
-            turn["finish_reason_rewritten"] = True
+            turn.finish_reason_rewritten = True
         if answer.prompted is not None:
-            turn["asked_in_words"] = {"format": answer.prompted.format, "extra_tokens": answer.prompted.extra_tokens}
+            turn.asked_in_words = {"format": answer.prompted.format, "extra_tokens": answer.prompted.extra_tokens}
         if answer.not_run:
-            turn["not_run"] = [{"name": call.name, "reason": call.reason} for call in answer.not_run[:NOT_RUN_SHOWN]]
+            turn.not_run = [{"name": call.name, "reason": call.reason} for call in answer.not_run[:NOT_RUN_SHOWN]]
         return turn
 
     def _calls(self, index: int, answer: TurnAccount) -> list[dict[str, Any]]:
