@@ -1,9 +1,9 @@
 """Who is remembered by the head of a request is the caller that the keys would name."""
 
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from callgate.access.keys import KeyEntry, Keyring, mint_key
 from callgate.callers.caller import Caller, Person

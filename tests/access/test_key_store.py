@@ -1,10 +1,10 @@
 import contextlib
-import dataclasses
 import json
 import sqlite3
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
@@ -59,10 +59,10 @@ def test_after_the_last_key_was_revoked_every_request_is_refused(store: KeyStore
 
 
 def test_a_name_gets_another_key_and_the_old_one_is_taken_for_a_while(store: KeyStore) -> None:
-    store.add(dataclasses.replace(ALICE, expires_at=5e9))
+    store.add(msgspec.structs.replace(ALICE, expires_at=5e9))
     assert store.rotate("alice", OTHER_HASH, 4e9)
     [entry] = store.entries()
-    assert entry == dataclasses.replace(ALICE, hash=OTHER_HASH, expires_at=5e9, old_hash=HASH, old_expires_at=4e9)
+    assert entry == msgspec.structs.replace(ALICE, hash=OTHER_HASH, expires_at=5e9, old_hash=HASH, old_expires_at=4e9)
     ring = Keyring([], source=store)
     assert ring.identify({"api-key": SECRET}).name == ring.identify({"api-key": OTHER}).name == "alice"
     store.revoke("alice")

@@ -10,10 +10,10 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from msgspec.structs import replace
 from msgspec.structs import replace as msgspec_replace
 
 from callgate.calls.outcome import Failed, Outcome

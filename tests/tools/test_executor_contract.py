@@ -2,9 +2,9 @@
 
 import asyncio
 import tracemalloc
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Returned
 from callgate.tools.executor import Policy, Tool

@@ -2,10 +2,10 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.search_setting import SearchPlan, SearchSetting

@@ -1,11 +1,11 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall

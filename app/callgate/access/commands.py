@@ -214,7 +214,7 @@ def limit(
     budget_per_month: Budget = None,
 ) -> None:
     """Give a key of the store other limits, within a second. What is not named stays as it is."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from callgate.access.building import key_entry
     from callgate.access.key_store import key_facts

@@ -6,7 +6,6 @@ while there are only revoked keys every request is refused.
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -438,12 +437,12 @@ def row_of(entry: KeyEntry) -> tuple[Any, ...]:
 
 def allowance_text(allowance: Allowance) -> str:
     """Return limits as they are stored."""
-    return json.dumps(dataclasses.asdict(allowance))
+    return json.dumps(msgspec.structs.asdict(allowance))
 
 
 def key_facts(entry: KeyEntry, key: StoredKey | None = None) -> dict[str, Any]:
     """Describe a key for people, without the key or its hash."""
-    limits = {name: value for name, value in dataclasses.asdict(entry.allowance).items() if value is not None}
+    limits = {name: value for name, value in msgspec.structs.asdict(entry.allowance).items() if value is not None}
     return {
         "name": entry.name,
         "kept_in": "config" if key is None else "store",

@@ -9,10 +9,10 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
 import structlog
 
 from callgate.callers.allowance import UNLIMITED, Allowance
@@ -47,8 +47,7 @@ _MAX_KEY_LENGTH: Final = 4096
 """Longer keys are refused without hashing them."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyEntry:
+class KeyEntry(msgspec.Struct, frozen=True):
     """One stored key: its name, its hash (`sha256:` and hex), and what it may use."""
 
     name: str

@@ -4,12 +4,12 @@ An ASGI callable, because FastAPI's handling of a function costs more than all o
 """
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from callgate.api import recording
@@ -253,7 +253,7 @@ class FaceEndpoint:
         if is_lost_key and (names_servers or (route.server_tools is not None and route.server_tools.writes)):
             raise not_durable()
         if names_servers:
-            route = dataclasses.replace(route, is_recorded=runtime.recording.records(with_tools=True))
+            route = msgspec.structs.replace(route, is_recorded=runtime.recording.records(with_tools=True))
         delivery = delivery_of(request, runtime, route, context, caller)
         context.model = route.name
         notes = context.notes

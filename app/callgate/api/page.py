@@ -2,12 +2,12 @@
 company's issuer, where people sign in."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import urlsplit
 
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route

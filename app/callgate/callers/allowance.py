@@ -1,8 +1,9 @@
 """The limits of a caller, and the error of a request beyond them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from callgate.conversation.errors import ChatError
 
@@ -10,8 +11,7 @@ RESERVED_RETRY: Final = 5.0
 """The `retry-after` in seconds where money is only reserved for running chats."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(msgspec.Struct, frozen=True):
     """The limits of one key. None is no limit."""
 
     requests_per_minute: int | None = None

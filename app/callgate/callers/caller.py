@@ -3,7 +3,6 @@
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -42,8 +41,7 @@ class Person(msgspec.Struct, frozen=True):
     """His limits beside those of his group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """The client of a request, identified by its key or by the token of a person."""
 
     name: str

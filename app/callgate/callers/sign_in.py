@@ -1,10 +1,9 @@
 """What a page needs to sign somebody in as a public client."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class SignIn:
+class SignIn(msgspec.Struct, frozen=True):
     """Where to sign in, and as which client. There is no secret in it."""
 
     issuer: str

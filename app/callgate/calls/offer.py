@@ -1,7 +1,6 @@
 """A tool that was offered in a request, as the gate needs it: its name, its schema, and a check of arguments."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -12,8 +11,7 @@ Check: TypeAlias = Callable[[dict[str, Any]], FlawDetail | None]
 """Returns what is wrong with arguments under a compiled schema, or None when they satisfy it."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedTool:
+class OfferedTool(msgspec.Struct, frozen=True):
     """A tool as the gate needs it, the client's or ours."""
 
     name: str

@@ -7,11 +7,11 @@ demo model and the built-in tools.
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
 from pydantic import ValidationError
 
 from callgate.config.document import Document, read_document
@@ -23,6 +23,7 @@ from callgate.config.problems import COMMAND_LINE, ConfigError, Problem, Spot, w
 from callgate.config.references import References
 from callgate.config.schema.values import FOLDER
 from callgate.config.schema.whole import Config
+from callgate.config.unprinted import Unprinted
 from callgate.untrusted.pydantic_readers import check_model
 
 ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -46,17 +47,18 @@ _ROUNDS: Final = 3
 DEFAULT_FILE: Final = Path(__file__).with_name("default.yaml")
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Unprinted, frozen=True):
     """A config, with facts from reading it."""
+
+    unprinted = frozenset({"secrets", "spots"})
 
     config: Config
     path: Path | None
     """The file; None for the built-in one."""
-    secrets: frozenset[str] = field(repr=False)
+    secrets: frozenset[str]
     """All secrets that were read, to mask them in logs and responses."""
 
-    spots: Mapping[tuple[str | int, ...], Spot] = field(default_factory=dict, repr=False)
+    spots: Mapping[tuple[str | int, ...], Spot] = msgspec.field(default_factory=dict)
     """The place of each setting."""
     from_command_line: bool = False
 

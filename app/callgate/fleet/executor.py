@@ -1,6 +1,6 @@
 """An executor that runs a tool on a worker."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall

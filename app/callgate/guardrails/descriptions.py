@@ -1,10 +1,10 @@
 """Judges what tools say of themselves, before any model reads it: it is masked, or the tool is held out."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.conversation.events import GuardrailJudged
 from callgate.guardrails.guardrails import Guardrails

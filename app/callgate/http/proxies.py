@@ -5,10 +5,10 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from callgate.config.unprinted import Unprinted
 from callgate.http.interface import ConnectFailed
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -17,24 +17,26 @@ USUAL_PORTS = {"http": 80, "https": 443}
 _PORT = re.compile(r":(\d{1,5})$")
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
+class Proxy(Unprinted, frozen=True):
+    unprinted = frozenset({"authorization"})
+
     host: str
     port: int
     secure: bool = False
     """Whether the connection to the proxy itself uses TLS."""
-    authorization: str | None = field(default=None, repr=False)
+    authorization: str | None = None
 
     def __str__(self) -> str:
         return f"the proxy {f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Proxies:
+class Proxies(Unprinted, frozen=True):
     """The proxies of the environment. A variable in lower case takes precedence over upper case, even if it is empty."""
 
-    http: str = field(default="", repr=False)
-    https: str = field(default="", repr=False)
+    unprinted = frozenset({"http", "https"})
+
+    http: str = ""
+    https: str = ""
     no_proxy: str = ""
 
     @classmethod

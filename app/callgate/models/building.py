@@ -2,9 +2,10 @@
 
 import ssl
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from callgate.calls.search_setting import SearchSetting
 from callgate.config.entry_errors import BadEntry, BadModel, raise_all

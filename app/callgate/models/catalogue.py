@@ -8,11 +8,11 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import Responder

@@ -8,11 +8,12 @@ import difflib
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelRequest
@@ -69,8 +70,7 @@ class Whereabouts:
     """The reason for litellm's lane, where the entry does not set a lane."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """The result of an inspection."""
 
     verdict: Verdict

@@ -6,7 +6,8 @@ Parsers differ over the rare features of forms (preambles, folded headers, sever
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from callgate.conversation.errors import ChatError
 
@@ -23,8 +24,7 @@ _DISPOSITION = re.compile(
 _TYPE = re.compile(rb"[\x20-\x7e]{1,256}")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     name: str
     filename: bytes | None
     content_type: bytes | None

@@ -7,10 +7,10 @@ API.
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import JudgedFields

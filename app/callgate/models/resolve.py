@@ -8,13 +8,13 @@ all lanes but `litellm` the end of an answer is read as the provider sent it.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 
 from callgate.calls.search_setting import NO_SEARCH, SearchSetting
+from callgate.config.unprinted import Unprinted
 from callgate.conversation.finish_words import FinishClass, further_words
 from callgate.http.interface import Deadlines
 from callgate.models.direct.model import ANSWER_BYTES, Endpoint, host_in
@@ -35,12 +35,13 @@ from callgate.policy.litellm_settings import is_setting
 Lane: TypeAlias = Literal["auto", "direct", "responses", "translated", "litellm"]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelConfig(Unprinted, frozen=True):
     """One entry of `model_list`, with its variables replaced. Several entries with one name are its deployments."""
 
+    unprinted = frozenset({"litellm_params"})
+
     model_name: str
-    litellm_params: Mapping[str, Any] = field(repr=False)
+    litellm_params: Mapping[str, Any]
     """In litellm's format; secrets are plain strings or have `get_secret_value`."""
     tools: tuple[str, ...] = ()
     """Names or globs of the server-side tools that the model is offered."""
@@ -57,7 +58,7 @@ class ModelConfig:
     sees_images: bool | None = None
     reads_files: bool | None = None
     """The config's setting; None where it has none."""
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     answer_bytes: int = ANSWER_BYTES
     """The limit of one answer, in bytes as received."""
     include_usage: bool = True
@@ -68,13 +69,13 @@ class ModelConfig:
     """Whether a request may choose among the provider's models and hosts."""
     trust_litellm: Literal["auto", "on", "off"] = "auto"
     """Whether calls may run on litellm's lane: where the provider's end was seen, always on litellm's word, or never."""
-    finish_reasons: Mapping[FinishClass, Sequence[str]] = field(default_factory=dict)
+    finish_reasons: Mapping[FinishClass, Sequence[str]] = msgspec.field(default_factory=dict)
     """Further finish reasons of its server, by their class."""
     events: Literal["off", "x", "reasoning", "openwebui"] | None = None
     """How responses show that its tools run, unless the request or the key sets it."""
     offer: Literal["any", "with_client_tools"] = "any"
     """Which requests its tools are offered to, unless the key says."""
-    hosted_tools: Mapping[str, str] = field(default_factory=dict)
+    hosted_tools: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The tools of the config that stand for those of a provider, by type, where the config says so of this entry."""
     usage: Literal["auto", "sum", "last_turn"] = "auto"
     """Which token counts answers report, unless the request or the key sets it."""
@@ -117,12 +118,13 @@ _PLAIN = frozenset({"model", "custom_llm_provider", "extra_body", *_CREDENTIALS,
 _MAPPED = _PLAIN | {"additional_drop_params", "allowed_openai_params", "cache_control_injection_points"}
 
 
-@dataclass(frozen=True, slots=True)
-class LiteLLMSettings:
+class LiteLLMSettings(Unprinted, frozen=True):
     """The arguments of `acompletion` that are not from the request: the model, its address, its key and other settings."""
 
-    arguments: Mapping[str, Any] = field(repr=False)
-    secrets: tuple[str, ...] = field(default=(), repr=False)
+    unprinted = frozenset({"arguments", "secrets"})
+
+    arguments: Mapping[str, Any]
+    secrets: tuple[str, ...] = ()
     include_usage: bool = True
 
 

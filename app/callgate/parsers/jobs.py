@@ -1,7 +1,6 @@
 """What is sent to a child process and comes back: jobs, frames, and how a job failed."""
 
 import struct
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
@@ -22,8 +21,7 @@ Payload: TypeAlias = Untrusted | UntrustedPack
 D = TypeVar("D", bound=Door | PackDoor)
 
 
-@dataclass(frozen=True, slots=True)
-class Job(Generic[D]):
+class Job(msgspec.Struct, Generic[D], frozen=True):
     """A function that runs in a child, from bytes to bytes. It raises `Refused` for what cannot be read."""
 
     kind: str

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from callgate.callers.client_mcp import ClientMcp, NamedServers, RequestedServer, claimed_name
 from callgate.calls.legal_names import hashed_name

@@ -1,9 +1,11 @@
 """The route of a request: the model that answers it, and the offered tools."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from callgate.callers.caller import OfferSetting
 from callgate.calls.selection import OF_REQUESTS, ApprovalPolicy, ToolOrigin, needs_approval
@@ -26,8 +28,7 @@ def may_offer(client_tools: ClientTools, setting: OfferSetting) -> bool:
     return client_tools == "some" or (client_tools == "absent" and setting == "any")
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """The model and the server tools of a request, chosen before its chat is set up."""
 
     name: str

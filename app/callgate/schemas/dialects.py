@@ -6,7 +6,6 @@ The gate still checks arguments against the whole schema, and tells the model wh
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -178,12 +177,11 @@ def _no_grammar_for(keyword: str, value: Any, node: Mapping[str, Any]) -> str:
 # Gemini: a small schema language of its own --------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Gemini:
+class _Gemini(msgspec.Struct):
     """Converts to Gemini's dialect: no references, no `null`, enums of strings only, and a short list of keywords."""
 
     root: Mapping[str, Any]
-    losses: list[str] = field(default_factory=list)
+    losses: list[str] = msgspec.field(default_factory=list)
     nodes: int = 0
 
     def converted(self) -> Portable:

@@ -10,12 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 import structlog
 import uvicorn
+from msgspec.structs import replace
 
 from callgate.api.bodies import OF_ALL
 from callgate.application import create_app

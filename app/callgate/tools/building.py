@@ -2,8 +2,9 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
+
+from msgspec.structs import replace
 
 from callgate.config.entry_errors import BadEntry, BadTool, raise_all
 from callgate.config.schema.whole import Config

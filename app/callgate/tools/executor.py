@@ -1,7 +1,6 @@
 """The protocol of executors, and the description of a tool for the rest of the program."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -26,15 +25,14 @@ class Safety(StrEnum):
     DESTRUCTIVE = "destructive"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """The limits of a tool's calls. The toolbox enforces them in the same way for every kind of tool."""
 
     timeout: float = 30.0
     concurrency: int | None = None
     max_result_bytes: int = 65_536
     safety: Safety = Safety.WRITE
-    safety_is_given: bool = field(default=False, compare=False)
+    safety_is_given: bool = False
     """Whether the config, the tool or its server gives the safety; otherwise it counts as one that writes."""
     require_approval: bool = False
     waits_by_default: bool = False
@@ -97,8 +95,7 @@ def not_compiled(arguments: Mapping[str, Any]) -> FlawDetail | None:
     raise AssertionError("the schema of this tool was not compiled: no registry has taken it in")
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(msgspec.Struct, frozen=True):
     """One server tool."""
 
     name: str
@@ -108,7 +105,7 @@ class Tool:
     executor: Executor
     check: Check = not_compiled
     """The compiled schema, which its source sets, or else the registry."""
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = msgspec.field(default_factory=Policy)
     kind: str = "python"
     source: str = ""
     """Its origin, for people: an import path, a URL, a server's name."""

@@ -1,11 +1,11 @@
 """Builds what entries of all kinds of tools have in common: policy, approval rules, secrets and fingerprint."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
 from pydantic import SecretStr
 
 from callgate.config.schema.select import by_name

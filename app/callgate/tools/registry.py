@@ -11,13 +11,13 @@ source, if the unopened one could claim that name too.
 
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from callgate.callers.caller import Principal
 from callgate.calls.legal_names import MAX_STEM
@@ -71,8 +71,7 @@ class ToolAtSource(msgspec.Struct, frozen=True):
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredTool:
+class RegisteredTool(msgspec.Struct, frozen=True):
     """A tool with its name and its origin."""
 
     tool: Tool
@@ -137,8 +136,7 @@ class NameClash(msgspec.Struct, frozen=True):
         return f"the name {self.claimed} is not given to all that ask for it: {', '.join(outcomes)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _RegisteredSource:
+class _RegisteredSource(msgspec.Struct, frozen=True):
     """A source with the identity by which the pool knows it from an earlier registry."""
 
     identity: Hashable

@@ -5,7 +5,6 @@ Nothing of this hides an answer: an expression that gives nothing leaves the res
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
@@ -66,7 +65,7 @@ def shaped(tool: Tool, name: str, rules: ResultRules) -> Tool:
     if not select and tool.output_schema is None and rules.form != "structured":
         return tool
     executor = ShapedResults(tool.executor, select=select, form=rules.form, output_schema=tool.output_schema)
-    return dataclasses.replace(tool, executor=executor, select=select)
+    return replace(tool, executor=executor, select=select)
 
 
 class ShapedResults:

@@ -5,11 +5,11 @@ what no source has compiled, which are tools of the config.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final, TypeAlias
 
 import anyio.lowlevel
 import msgspec
+from msgspec.structs import replace
 
 from callgate.calls.offer import Check
 from callgate.parsers.jobs import ParserFailed, Reason

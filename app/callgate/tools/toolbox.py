@@ -6,7 +6,6 @@ retries, and the size of the result.
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
@@ -515,7 +514,7 @@ def _nobody_to_ask(tool: Tool, taint: str) -> Failed:
 def _described(tool: Tool, taint: str) -> Tool:
     """Return the tool with the reason to wait in its description, which those who decide are shown."""
     reason = f"This call waits because {reason_to_wait(taint)}."
-    return dataclasses.replace(tool, description=f"{reason}\n\n{tool.description}")
+    return replace(tool, description=f"{reason}\n\n{tool.description}")
 
 
 class _Attempts(msgspec.Struct, eq=False):

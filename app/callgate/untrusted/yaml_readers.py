@@ -5,7 +5,6 @@ a million. Here the parser's events are counted one after the other, with an ali
 """
 
 import re
-from dataclasses import dataclass
 from typing import Any, Final, NewType
 
 import msgspec
@@ -84,8 +83,7 @@ def explain(text: str) -> None:
         pass
 
 
-@dataclass(slots=True)
-class _OpenNode:
+class _OpenNode(msgspec.Struct):
     """A mapping or list whose end has not come."""
 
     anchor: str | None

@@ -3,11 +3,12 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.access.oidc.issuer import Issuer
 from callgate.access.oidc.signing_keys import SigningKey
@@ -50,8 +51,7 @@ class NoGroup(ChatError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _SignIn:
+class _SignIn(msgspec.Struct, frozen=True):
     """Somebody whose token was verified."""
 
     identity: TokenIdentity

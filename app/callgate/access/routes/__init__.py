@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from msgspec.structs import asdict
 
 from callgate.access.building import control_behind, key_entry
 from callgate.access.key_store import key_facts

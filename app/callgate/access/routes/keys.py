@@ -4,13 +4,13 @@ A key gives away no more than it has: no right, no model, no tool and no limit b
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from msgspec.structs import asdict, replace
 from pydantic import ValidationError
 
 from callgate.access.building import control_behind, key_entry

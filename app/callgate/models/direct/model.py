@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from callgate.calls.json_text import LARGE, MAX_VALUES, sound_text
+from callgate.config.unprinted import Unprinted
 from callgate.conversation import raw_json
 from callgate.conversation.errors import AnswerTooLarge, BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
@@ -58,18 +58,19 @@ _decode = json_reader()
 _decode_fields = json_reader(dict[str, msgspec.Raw])
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Unprinted, frozen=True):
     """The address of a model, and the settings of requests to it."""
+
+    unprinted = frozenset({"headers", "secrets"})
 
     url: str
     """The whole address, `/chat/completions` included."""
     model: str
     """The provider's name for it."""
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    secrets: tuple[str, ...] = field(default=(), repr=False)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
     """Values that are removed from all messages of a provider."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Fields the operator sets for requests that do not set them."""
     include_usage: bool = True
     """Whether streams are asked for their token counts. Off for servers that refuse `stream_options`."""

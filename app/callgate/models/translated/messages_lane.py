@@ -6,12 +6,12 @@ here are sent as the provider wrote them. Where none of our tools is offered, th
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 from msgspec.structs import replace as replace_fields
 
 from callgate.conversation import raw_json

@@ -5,7 +5,6 @@ request that cannot be translated is a client error, an answer that cannot be re
 """
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeAlias
@@ -259,9 +258,7 @@ class _PausingAnswer(_TranslatedAnswer):
             self._said += paused
             self._before = self._counts
             self._counts = {}
-            provider_request = dataclasses.replace(
-                self._provider_request, body=self._provider_request.continued(self._said)
-            )
+            provider_request = replace(self._provider_request, body=self._provider_request.continued(self._said))
             try:
                 self._read_on(await self._model.send_to_provider(provider_request, self._exchanges, self._record_body))
             except ChatError as error:

@@ -6,12 +6,12 @@ What is specific to a provider is in its own module: `claude`, `gemini`.
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
+from callgate.config.unprinted import Unprinted
 from callgate.conversation.call_assembly import MAX_CALLS
 from callgate.conversation.errors import AnswerTooLarge, ChatError
 from callgate.conversation.events import CallWritten, ModelEvent
@@ -52,14 +52,15 @@ arguments may have lost them."""
 encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderRequest:
+class ProviderRequest(Unprinted, frozen=True):
     """A request in a provider's format, and the readers of its answer."""
 
+    unprinted = frozenset({"headers", "body", "secrets"})
+
     url: str
-    headers: Mapping[str, str] = field(repr=False)
-    body: bytes = field(repr=False)
-    secrets: tuple[str, ...] = field(repr=False)
+    headers: Mapping[str, str]
+    body: bytes
+    secrets: tuple[str, ...]
     as_events: Callable[[Report], Body]
     """Makes the reader of a stream."""
     as_message: Callable[[Report], Body]

@@ -3,24 +3,24 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from callgate.state.store import Share
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptValue:
+class _KeptValue(msgspec.Struct, frozen=True):
     value: bytes
     until: float
     size: int
     share: str
 
 
-@dataclass(slots=True)
-class _CallerShare:
+class _CallerShare(msgspec.Struct):
     """The entries of one share, the oldest first."""
 
-    keys: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    keys: OrderedDict[str, None] = msgspec.field(default_factory=OrderedDict)
     size: int = 0
 
 

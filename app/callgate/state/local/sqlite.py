@@ -15,11 +15,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from callgate.state.batches import BATCH, BatchedLedger, LedgerBatch
@@ -444,8 +444,7 @@ def mark_lost(database: sqlite3.Connection) -> int:
     return [state for [state] in database.execute(fill_in(MARK_LOST, SQLITE_TERMS), (0.0,))].count("unknown")
 
 
-@dataclass(slots=True)
-class _Lock:
+class _Lock(msgspec.Struct):
     """The lock file of a process, which is locked as long as the process lives."""
 
     path: Path

@@ -1,7 +1,8 @@
 """Has tools ask for an approval where the config does not."""
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from callgate.calls.selection import ToolOrigin
 from callgate.tools.registry import RegisteredTool

@@ -114,7 +114,7 @@ def test_the_decorator_names_describes_and_sets_the_policy(threads):
 
     made = python_tool(search, threads, defaults=Policy(timeout=9, concurrency=4))
     assert (made.name, made.description) == ("look", "Look it up.")
-    assert made.policy == Policy(timeout=3, concurrency=4, safety=Safety.READ_ONLY, retries=2)
+    assert made.policy == Policy(timeout=3, concurrency=4, safety=Safety.READ_ONLY, safety_is_given=True, retries=2)
     assert search("still a function") == "still a function"
 
 

@@ -1,6 +1,6 @@
 """Builds a tool from an entry of `tools` that is a command line."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from callgate.tools.executor import Policy, Tool
 from callgate.tools.kinds.command.command import CommandLine

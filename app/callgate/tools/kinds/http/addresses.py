@@ -9,9 +9,10 @@ import fnmatch
 import ipaddress
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
+
+import msgspec
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -36,16 +37,15 @@ HOME_KINDS = frozenset({Kind.PRIVATE, Kind.LOOPBACK, Kind.SHARED})
 listed as a network."""
 
 
-@dataclass(frozen=True, slots=True)
-class AddressRules:
+class AddressRules(msgspec.Struct, frozen=True):
     """The addresses that an operator allows one tool beyond the public internet."""
 
     allow_private: bool = False
-    hosts: frozenset[str] = field(default_factory=frozenset)
+    hosts: frozenset[str] = msgspec.field(default_factory=frozenset)
     """Names (or globs) whose private addresses are allowed."""
-    networks: frozenset[Network] = field(default_factory=frozenset)
+    networks: frozenset[Network] = msgspec.field(default_factory=frozenset)
     """Networks that are allowed, of any kind."""
-    own_ports: frozenset[int] = field(default_factory=frozenset)
+    own_ports: frozenset[int] = msgspec.field(default_factory=frozenset)
     """The ports at which this server listens itself, at any address of its machine, which are never allowed."""
 
     @classmethod

@@ -6,11 +6,12 @@ in no result, which would put them into a prompt.
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import mcp_types as types
 import msgspec
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from callgate.callers.client_mcp import ClientMcp, RequestedServer

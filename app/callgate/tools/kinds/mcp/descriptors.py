@@ -4,8 +4,9 @@ import fnmatch
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from callgate.calls.unseen import visible
 from callgate.tools.executor import Safety
@@ -19,8 +20,7 @@ _SAYS = frozenset({"description", "title", "$comment"})
 """Keywords of a schema with text for readers. All others are data, and not cleaned."""
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(msgspec.Struct, frozen=True):
     """A tool as its server describes it, cleaned."""
 
     name: str

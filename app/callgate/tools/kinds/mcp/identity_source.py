@@ -8,9 +8,11 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
 
 from callgate.callers.caller import Principal
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned

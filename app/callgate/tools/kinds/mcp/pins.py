@@ -14,12 +14,12 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from callgate.calls.unseen import escaped
 from callgate.tools.executor import Safety

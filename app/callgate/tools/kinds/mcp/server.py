@@ -7,12 +7,13 @@ list, and outcomes of its answers.
 import asyncio
 import re
 from collections.abc import Awaitable, Coroutine, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import mcp_types as types
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall

@@ -1,6 +1,6 @@
 """Builds a source of tools from an entry of `tools` that is an API with an OpenAPI document."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from callgate.parsers.pool import ParserPool
 from callgate.tools.executor import Policy, Safety

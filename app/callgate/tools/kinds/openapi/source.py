@@ -6,10 +6,11 @@ unsupported features is left out, with the reason.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
+from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed
 from callgate.config.files import near_file, read_text

@@ -1,12 +1,12 @@
 """The API for authors of Python tools: `@tool`, `@start`, `@stop`, `Context`, `ToolError`. Imports nothing large, so that tools load fast."""
 
-import dataclasses
 import inspect
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import msgspec
 
 from callgate.calls.json_text import sound_text
 from callgate.calls.outcome import FailureKind
@@ -94,13 +94,12 @@ def progress_of(context: Context) -> _ToolProgress:
     return context._progress  # noqa: SLF001 - the same module
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """The arguments of `@tool`."""
 
     name: str | None = None
     description: str | None = None
-    policy: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Fields of `Policy`."""
 
 
@@ -152,7 +151,7 @@ def tool(
     return marked(function)
 
 
-_POLICY_FIELDS = frozenset(field.name for field in dataclasses.fields(Policy)) - {"safety_is_given"}
+_POLICY_FIELDS = frozenset(Policy.__struct_fields__) - {"safety_is_given"}
 
 
 def mark_of(function: Any) -> Mark | None:

@@ -1,7 +1,8 @@
 """Builds tools from an entry of `tools` that is Python."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from callgate.tools.executor import Policy, Tool
 from callgate.tools.kinds.python.function import functions_at, module_at, python_tool

@@ -5,7 +5,6 @@ call. Async functions run in the event loop, others in threads.
 """
 
 import asyncio
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, cast
 
+import msgspec
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
@@ -67,7 +67,7 @@ def python_tool(
         description=description or mark.description or executor.description,
         parameters=executor.parameters,
         executor=executor,
-        policy=dataclasses.replace(defaults, **{**mark.policy, **(overrides or {})}),
+        policy=msgspec.structs.replace(defaults, **{**mark.policy, **(overrides or {})}),
         kind="python",
         source=f"{owner_of_name.__module__}:{owner_of_name.__qualname__}",
         queue=None if executor.is_async else threads.queue,

@@ -9,11 +9,11 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import msgspec
 import structlog
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
@@ -29,11 +29,10 @@ log = structlog.get_logger("callgate.tools")
 HookFunction = Callable[[], Any]
 
 
-@dataclass(slots=True)
-class _InThread:
+class _InThread(msgspec.Struct):
     """The start of a module in a thread, which goes on when nobody waits for it any more."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
     """Held while it is decided whether it begins."""
     has_begun: bool = False
     is_given_up: bool = False
@@ -42,11 +41,10 @@ class _InThread:
     error: BaseException | None = None
 
 
-@dataclass(slots=True)
-class _Life:
+class _Life(msgspec.Struct):
     """The state of one module in this process."""
 
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     """Held while it is being started or stopped."""
     users: int = 0
     is_started: bool = False

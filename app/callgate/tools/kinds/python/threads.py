@@ -10,8 +10,9 @@ import contextvars
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from callgate.tools.concurrency import ConcurrencyLimiter
 
@@ -27,8 +28,7 @@ class NoThreadLeft(Exception):
     """Raised where every thread is stuck in a cancelled call, or the pool is closed."""
 
 
-@dataclass(slots=True, eq=False)
-class _Job(Generic[T]):
+class _Job(msgspec.Struct, Generic[T], eq=False):
     work: Callable[[], T]
     answer: "asyncio.Future[tuple[T | None, BaseException | None]]"
     context: contextvars.Context

@@ -1,7 +1,8 @@
 """Builds a tool from an entry of `tools` that fetches pages."""
 
 import importlib.util
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from callgate.parsers.pool import ParserPool
 from callgate.tools.executor import Policy, Safety, Tool

@@ -1,7 +1,8 @@
 """Builds a tool from an entry of `tools` that searches the web."""
 
-from dataclasses import replace
 from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from callgate.tools.executor import Policy, Safety, Tool
 from callgate.tools.kinds.http.client import Web
