@@ -134,9 +134,10 @@ class Recorder:
         if self.watchers.feeds:
             self.watchers.publish("run", row)
 
-    def _show_ended(self, run: EndedRun) -> None:
+    def _show_ended(self, runs: Sequence[EndedRun]) -> None:
         if self.watchers.feeds:
-            self.watchers.publish("run", run.row())
+            for run in runs:
+                self.watchers.publish("run", run.row())
 
     def follow(
         self, run: RecordedRun, idle_seconds: float | None = None, owner: str = ""

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Final, TypeAlias
@@ -69,10 +69,10 @@ class RunWriter:
         usage: UsageCounter,
         memory: MemoryTables | None,
         on_dropped: Callable[[], None],
-        on_ended: Callable[[EndedRun], None],
+        on_ended: Callable[[Sequence[EndedRun]], None],
     ) -> None:
-        """`folder`: the folder of the file; None if runs are kept in memory only, and usage in `memory`. `on_ended` is called for each
-        run, in the thread or on the event loop."""
+        """`folder`: the folder of the file; None if runs are kept in memory only, and usage in `memory`. `on_ended` is called with runs
+        that are kept, in the thread or on the event loop."""
         self.policy = RecordPolicy()
         """Decides how long runs stay in the file."""
         self.export: Callable[[Sequence[tuple[RecordedRun, Trace]]], None] | None = None
@@ -158,8 +158,7 @@ class RunWriter:
         with self._lock:
             for run in runs:
                 self._waiting.pop(run.id, None)
-        for run in runs:
-            self._on_ended(run)
+        self._on_ended(runs)
 
     @property
     def has_waiting(self) -> bool:
@@ -252,7 +251,7 @@ class RunWriter:
         while is_open:
             batch, is_open = self._next_batch()
             fresh = self._encoded(batch)
-            self._newest.add([run.ended for run in fresh if run.ended is not None and not run.is_deleted])
+            self._newest.add(_ended(fresh))
             self._unwritten += fresh
             is_counted = not is_open or monotonic() - self._counted_at > USAGE_SECONDS
             if is_counted:
@@ -263,9 +262,7 @@ class RunWriter:
                 written += self._give_up()
             for id in self._finish(written):
                 self._remove(id)
-            for recording in fresh:
-                if recording.ended is not None and not recording.is_deleted:
-                    self._on_ended(recording.ended)
+            self._on_ended(_ended(fresh))
             if self._store is not None and monotonic() - self._pruned_at > PRUNE_SECONDS:
                 self._pruned_at = monotonic()
                 self._prune(self._store)
@@ -444,3 +441,8 @@ class RunWriter:
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+def _ended(recordings: Iterable[RunRecording]) -> list[EndedRun]:
+    """Return the runs that are not deleted."""
+    return [recording.ended for recording in recordings if recording.ended is not None and not recording.is_deleted]
