@@ -137,3 +137,28 @@ def test_arguments_that_may_be_parsed_beside_other_requests_are_not_read_at_once
     halves = [CallWritten("clients", '{"a": "' + "x" * (LARGE // 8) + '"}', id_) for id_ in ("call_1", "call_2")]
     assert whole_turn_fast([large, Finished("tool_calls")], OFFER, LARGE) is None
     assert whole_turn_fast([*halves, Finished("tool_calls")], OFFER, LARGE) is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        CallWritten("get_weather", '{"days": 2}', "call_1"),
+        CallWritten("get_weather", '{"city": "Bern", "days": "2"}', "call_1"),
+        CallWritten("get_weather", '{"city": "Bern", "city": "Rom"}', "call_1"),
+        CallWritten("get_weather", '{"city": "Be', "call_1"),
+        CallWritten("bridge", '{"name": "get_weather", "arguments": {"city": "Bern"}}', "call_1"),
+        CallWritten("other", "{}", "call_1"),
+        CallWritten("clients", "{}", "call_2"),
+        CallWritten("clients", "{}"),
+        CallWritten("clients", "free text", "call_1", custom=True),
+    ],
+    ids=["schema", "coerced", "key twice", "cut", "bridge", "unknown", "id twice", "no id", "custom"],
+)
+def test_a_call_to_which_anything_is_to_be_done_is_not_read_at_once(call: CallWritten) -> None:
+    said: list[ModelEvent] = [call, CallWritten("clients", "{}", "call_2"), Finished("tool_calls")]
+    assert whole_turn_fast(said, OFFER, LARGE) is None
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "odd"])
+def test_calls_before_another_end_are_not_read_at_once(reason: str) -> None:
+    assert whole_turn_fast([USUAL, Finished(reason)], OFFER, LARGE) is None
