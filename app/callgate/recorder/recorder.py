@@ -159,11 +159,22 @@ class Recorder:
 
     def page(self, run_filter: RunFilter, count: int, owner: str = "") -> list[RunRow]:
         """Return the newest runs of a filter. Those under way or not written yet come from memory. `owner`: see `get`."""
-        in_memory = [recording.row_now() for recording in list(self._under_way.values())]
-        in_memory += [recording.row_now() for recording in self.writer.waiting()]
+        rows: dict[str, RunRow] = {}
+        ended: dict[str, EndedRun] = {}
+        for recording in [*list(self._under_way.values()), *self.writer.waiting()]:
+            run = recording.ended
+            if run is not None:
+                ended[run.id] = run
+                continue
+            row = recording.row_now()
+            if run_filter.matches(row):
+                rows[row.id] = row
         if self._folder is None or self.writer.failure:
-            in_memory += [run.row() for run in self._newest.all()]
-        rows = {row.id: row for row in in_memory if run_filter.matches(row)}
+            ended |= {run.id: run for run in self._newest.all()}
+        # What a filter looks for is known of a usual run before it is read, and few of thousands that wait are shown.
+        matching = [run for run in ended.values() if run_filter.matches(run.begun)]
+        matching.sort(key=lambda run: run_place(run.begun), reverse=not run_filter.oldest_first)
+        rows |= {run.id: run.row() for run in matching[:count]}
         for row in self._read(lambda store: store.page(run_filter, count)) or ():
             rows.setdefault(row.id, row)
         page = sorted(rows.values(), key=run_place, reverse=not run_filter.oldest_first)[:count]
