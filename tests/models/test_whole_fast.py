@@ -11,6 +11,7 @@ from callgate.conversation.events import ModelEvent, TextDelta
 from callgate.conversation.preloaded_model import PreloadedAnswer
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
+from callgate.models.direct.chunks import MAX_FIELDS
 from callgate.models.direct.model import DirectModel, Endpoint, HttpRequest, whole_events_fast
 from callgate.untrusted.doors import SMALL
 from tests.models.wire import QUICK, SSE, asking, chunk, completion, raw_provider
@@ -65,6 +66,21 @@ BODIES = {
     "nothing": b"",
     "a stream": streamed({"content": "a"}, {"content": "b"}),
     "a stream without its end": streamed({"content": "a"}, {"content": "b"}, done=False),
+    "a stream with a call": streamed({"tool_calls": [{"index": 0, **CALL}]}, {"content": "b"}),
+    "a stream with thoughts": streamed({"thoughts": "hm"}, {"content": "b"}),
+    "a stream of nothing": streamed(),
+    "a stream without content": streamed({"role": "assistant"}),
+    "a stream of an error": b'data: {"error": {"message": "overloaded", "code": 529}}\n\n' + streamed({"content": "a"}),
+    "an error after content": streamed({"content": "a"}, done=False) + b'data: {"error": "late"}\n\ndata: [DONE]\n\n',
+    "a stream with no JSON in it": streamed({"content": "a"}, done=False) + b"data: {\n\ndata: [DONE]\n\n",
+    "a stream with no JSON before it": b"data: {\n\n" + streamed({"content": "a"}),
+    "more behind the end": streamed({"content": "a"}) + streamed({"content": "b"}),
+    "a comment before a stream": b": hi\n\n" + streamed({"content": "a"}),
+    "a stream with its mark": b"\xef\xbb\xbf" + streamed({"content": "a"}),
+    "a stream with other line ends": streamed({"content": "a"}).replace(b"\n", b"\r\n"),
+    "a long stream": streamed(*[{"content": "word "}] * 400),
+    "a stream of more than the limit": streamed({"content": "a" * LIMIT}),
+    "too many fields": streamed({"content": "a"}, {str(number): None for number in range(MAX_FIELDS + 1)}),
 }
 HEADERS = {
     "in one piece": (),
@@ -119,9 +135,10 @@ async def answered(model, request):
 
 @pytest.mark.parametrize("way", HEADERS)
 @pytest.mark.parametrize("reasoning_field", ["", "thoughts"])
-async def test_every_whole_answer_is_the_one_that_is_iterated(way, reasoning_field):
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_every_whole_answer_is_the_one_that_is_iterated(way, reasoning_field, stream):
     client = HttpClient()
-    request = asking(stream=False)
+    request = asking(stream=stream)
     for name, body in BODIES.items():
         async with raw_provider(serving(body, way)) as server:
             endpoint = Endpoint(f"{server.url}/v1/chat/completions", "real-m", reasoning_field=reasoning_field)
@@ -139,6 +156,32 @@ async def test_usual_answers_are_read_at_once_and_leave_their_connection(way):
         async with model.send(asking(stream=False)) as answer:
             assert type(answer) is PreloadedAnswer
             assert sum(map(len, client._idle.values())) == 1
+    await client.close()
+
+
+@pytest.mark.parametrize("way", ["in one piece", "chunked"])
+async def test_a_stream_that_comes_with_its_head_is_read_at_once_and_leaves_its_connection(way):
+    client = HttpClient()
+    async with raw_provider(serving(BODIES["a stream"], way)) as server:
+        model = DirectModel("m", Endpoint(f"{server.url}/v1/chat/completions", "real-m"), client, QUICK)
+        async with model.send(asking(stream=True)) as answer:
+            assert type(answer) is PreloadedAnswer
+            assert sum(map(len, client._idle.values())) == 1
+    await client.close()
+
+
+async def test_a_page_that_looks_like_a_stream_is_no_answer():
+    async def serve(request, wire):
+        body = streamed({"content": "a"})
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: Text/HTML\r\nContent-Length: {len(body)}\r\n\r\n"
+        await wire.send(head.encode() + body)
+
+    client = HttpClient()
+    async with raw_provider(serve) as server:
+        model = DirectModel("m", Endpoint(f"{server.url}/v1/chat/completions", "real-m"), client, QUICK)
+        events, failure, _ = await answered(model, asking(stream=True))
+    assert events == []
+    assert failure is not None
     await client.close()
 
 

@@ -166,6 +166,10 @@ class ClientConnection(asyncio.Protocol):
         """Return one of them as it came, by its name in lower case; empty where it is absent."""
         return self._headers.get(name, b"")
 
+    def content_type(self) -> bytes:
+        """Return the type of the body, as its sender names it; empty where it does not."""
+        return self._headers.get(b"content-type", b"")
+
     def chunks(self) -> "ClientConnection":
         """Return the body as it arrives, one read at a time; for one reader only.
 

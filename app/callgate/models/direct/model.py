@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -56,6 +56,10 @@ TEXT_OF_A_MODEL = Door(name="JSON text of a model", bytes=1 << 30, values=MAX_VA
 """Its bytes are counted while they come, against `limits.answer_bytes`."""
 _decode = json_reader()
 _decode_fields = json_reader(dict[str, msgspec.Raw])
+
+
+ReadWhole: TypeAlias = Callable[[bytes, str], Sequence[ModelEvent] | None]
+"""Reads a whole body, given the provider's own field for reasoning; None where it is read in another way."""
 
 
 class Endpoint(Unprinted, frozen=True):
@@ -122,7 +126,7 @@ class DirectModel(HttpModel):
             request = as_model_request(request, signed=False)
         body = self._encoded(request)
         if request.stream:
-            return HttpRequest(self, body, request.record_body)
+            return StreamRequest(self, body, request.record_body)
         return WholeRequest(self, body, request.record_body)
 
     def _encoded(self, request: ModelRequest) -> bytes:
@@ -161,8 +165,14 @@ class HttpRequest(msgspec.Struct, eq=False):
     response: Response | None = None
 
     async def __aenter__(self) -> ModelAnswer:
+        response = await self._opened()
+        self.body = b""  # the answer may take minutes, and the question hold megabytes
+        self.response = response
+        return self._answer(response)
+
+    def _opened(self) -> Awaitable[ClientConnection]:
         model = self.model
-        response = await open_response(
+        return open_response(
             model.client,
             model.head(),
             self.body,
@@ -170,9 +180,6 @@ class HttpRequest(msgspec.Struct, eq=False):
             model.endpoint.secrets,
             self.record_body,
         )
-        self.body = b""  # the answer may take minutes, and the question hold megabytes
-        self.response = response
-        return self._answer(response)
 
     def _answer(self, response: Response) -> ModelAnswer:
         model = self.model
@@ -189,20 +196,41 @@ class HttpRequest(msgspec.Struct, eq=False):
             raise errors.from_transport(error) from error
 
 
-class WholeRequest(HttpRequest):
-    """The context manager of a request for one body. One of the usual form is read at once when all of it has come, and the connection
-    is free before anything is made of it; any other is iterated."""
+class StreamRequest(HttpRequest):
+    """The context manager of a request for a stream. One that has come to its end with its head, as short answers may, is read at once, and
+    the connection is free before anything is made of it; any other is iterated."""
 
     async def __aenter__(self) -> ModelAnswer:
+        response = await self._opened()
+        self.body = b""
+        self.response = response
+        if b"html" in response.content_type().lower():
+            return self._answer(response)
+        return self._of_whole(response, response.whole(), stream_events_fast)
+
+    def _of_whole(self, response: ClientConnection, body: bytes | None, read_fast: ReadWhole) -> ModelAnswer:
+        """Return the answer in a body of which all has come in order; of any other the one that is iterated."""
+        if body is None:
+            return self._answer(response)
         model = self.model
-        response = await open_response(
-            model.client,
-            model.head(),
-            self.body,
-            model.deadlines,
-            model.endpoint.secrets,
-            self.record_body,
-        )
+        if self.record_body is not None:
+            self.record_body()(body)
+        events = None
+        if len(body) <= model.answer_bytes:
+            events = read_fast(body, model.endpoint.reasoning_field)
+        if events is None:
+            return HttpAnswer.of_whole(response, body, model.endpoint, model.answer_bytes)
+        self.response = None
+        response.leave()
+        return PreloadedAnswer(events, HttpAnswer.lane)
+
+
+class WholeRequest(StreamRequest):
+    """The context manager of a request for one body. One of the usual form is read at once when all of it has come, any other is
+    iterated."""
+
+    async def __aenter__(self) -> ModelAnswer:
+        response = await self._opened()
         self.body = b""
         self.response = response
         try:
@@ -211,19 +239,7 @@ class WholeRequest(HttpRequest):
         except BaseException:
             response.leave()
             raise
-        body = response.whole()
-        if body is None:
-            return self._answer(response)
-        if self.record_body is not None:
-            self.record_body()(body)
-        events = None
-        if len(body) <= model.answer_bytes:
-            events = whole_events_fast(body, model.endpoint.reasoning_field)
-        if events is None:
-            return HttpAnswer.of_whole(response, body, model.endpoint, model.answer_bytes)
-        self.response = None
-        response.leave()
-        return PreloadedAnswer(events, HttpAnswer.lane)
+        return self._of_whole(response, response.whole(), whole_events_fast)
 
 
 def is_framed(response: Response) -> bool:
@@ -735,6 +751,24 @@ def whole_events_fast(body: bytes, reasoning_field: str) -> Sequence[ModelEvent]
     if events is None or first_content_event(events) is None:
         return None
     return events
+
+
+def stream_events_fast(body: bytes, reasoning_field: str) -> Sequence[ModelEvent] | None:
+    """Equals what is read of a stream that came whole, as one batch, or returns None: for one with content that ends with its mark."""
+    if len(body) > PIECE or not body.startswith(b"data: "):
+        return None
+    reader = StreamedBody(reasoning_field)
+    try:
+        events = reader.feed(body)
+    except AnswerTooLarge:
+        return None
+    if not reader.is_done or type(first_content_event(events)) in _NO_BEGINNING:
+        return None
+    return events
+
+
+_NO_BEGINNING: Final = frozenset({ProviderError, type(None)})
+"""What an answer does not begin with, but a failure."""
 
 
 def read_json(text: bytes) -> Any:
