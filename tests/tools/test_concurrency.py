@@ -107,18 +107,40 @@ async def test_who_waits_for_room_comes_in_order_and_before_who_comes_later() ->
 
 
 @pytest.mark.anyio
-async def test_who_is_cancelled_keeps_no_room() -> None:
+async def test_who_is_cancelled_while_it_waits_takes_and_gives_no_place() -> None:
     room = Room(1)
     assert room.take()
     entered: list[str] = []
-    waits, has_turn, last = (asyncio.create_task(enters(room, name, entered)) for name in ("one", "two", "three"))
+    waits, last = (asyncio.create_task(enters(room, name, entered)) for name in ("one", "two"))
     await asyncio.sleep(0)
     waits.cancel()
+    await asyncio.wait([waits], timeout=30)
+    assert entered == []
     room.leave()  # passes over who does not wait any more
-    has_turn.cancel()  # in the same moment as its turn comes
-    await asyncio.wait([waits, has_turn, last], timeout=30)
-    assert entered == ["three"]
-    inside = asyncio.create_task(enters(room, "first", entered))
+    await asyncio.wait([last], timeout=30)
+    assert entered == ["two"]
+    assert room.take()
+    assert not room.take()
+
+
+@pytest.mark.anyio
+async def test_who_is_cancelled_as_its_turn_comes_gives_its_place_to_the_next() -> None:
+    room = Room(1)
+    assert room.take()
+    entered: list[str] = []
+    has_turn, last = (asyncio.create_task(enters(room, name, entered)) for name in ("one", "two"))
+    await asyncio.sleep(0)
+    room.leave()
+    has_turn.cancel()
+    await asyncio.wait([has_turn, last], timeout=30)
+    assert entered == ["two"]
+    assert room.take()
+
+
+@pytest.mark.anyio
+async def test_who_is_cancelled_inside_leaves() -> None:
+    room = Room(1)
+    inside = asyncio.create_task(enters(room, "first", []))
     await asyncio.sleep(0)
     assert not room.take()
     inside.cancel()
