@@ -140,7 +140,7 @@ async def test_a_body_that_was_refused_unread_may_not_come_for_ever(upstream: Up
 
 
 async def test_a_kept_connection_serves_again_and_is_closed_when_idle(upstream: Upstream) -> None:
-    async with served(upstream, idle_seconds=0.2) as (url, factory), raw_connection(url) as connection:
+    async with served(upstream, idle_seconds=0.5) as (url, factory), raw_connection(url) as connection:
         for _ in range(2):
             connection.received.clear()
             await connection.send(LIVE)
