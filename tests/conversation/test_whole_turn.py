@@ -79,7 +79,7 @@ calls = st.builds(CallWritten, names, arguments, ids) | st.builds(
     names,
     arguments,
 )
-odd_calls = st.sampled_from(
+odd_calls: st.SearchStrategy[ModelEvent] = st.sampled_from(
     [
         CallWritten("get_weather", "{}", "call_1", flaw=Flaw.INVALID_JSON),
         CallWritten("get_weather", '{"city": "Bern"}', "call_1", extras={"signature": "x"}),
@@ -87,7 +87,7 @@ odd_calls = st.sampled_from(
     ]
 )
 reasons = st.sampled_from(["tool_calls", "function_call", "stop", "length", "TOOL_CALLS", "content_filter", "odd", " "])
-others = st.sampled_from(
+others: st.SearchStrategy[ModelEvent] = st.sampled_from(
     [
         ProviderHead("r1", "m"),
         ProviderHead("r2"),
@@ -100,14 +100,37 @@ others = st.sampled_from(
         CallNotRun("get_weather", "quoted"),
     ]
 )
-usual = st.sampled_from([USUAL, Finished("tool_calls"), CallWritten("clients", '{"a": 1}', "call_2")])
-events = (
+usual: st.SearchStrategy[ModelEvent] = st.sampled_from(
+    [USUAL, Finished("tool_calls"), CallWritten("clients", '{"a": 1}', "call_2")]
+)
+events: st.SearchStrategy[ModelEvent] = (
     usual | calls | odd_calls | others | reasons.map(Finished) | st.builds(Finished, reasons, reasons.map(OPEN.judge))
 )
 
 
-@settings(max_examples=examples(2000))
-@given(said=st.lists(events, max_size=5), offer=st.sampled_from([OFFER, CHECKED, {}]), end=st.sampled_from(StreamEnd))
+@st.composite
+def nearly_usual(draw: st.DrawFn) -> list[ModelEvent]:
+    """An answer in the usual form, in which something else may stand anywhere."""
+    said: list[ModelEvent] = draw(
+        st.permutations([ProviderHead("r1", "m"), ProviderHead("r2"), TextDelta("H\xfcm."), Usage({"a": 1})])
+    )
+    said = said[: draw(st.integers(0, 4))]
+    whole = st.sampled_from([USUAL, CallWritten("clients", '{"a": "\xfc"}', "call_2")])
+    said += draw(st.lists(whole, max_size=2) | st.lists(calls, max_size=1))
+    said.append(
+        draw(st.sampled_from([Finished("tool_calls"), Finished("stop"), Finished("length")]) | reasons.map(Finished))
+    )
+    if draw(st.booleans()):
+        said.insert(draw(st.integers(0, len(said))), draw(events))
+    return said
+
+
+@settings(max_examples=examples(4000))
+@given(
+    said=nearly_usual() | st.lists(events, max_size=5),
+    offer=st.sampled_from([OFFER, OFFER, CHECKED, {}]),
+    end=st.sampled_from(StreamEnd),
+)
 def test_a_whole_turn_is_the_one_that_is_built(said: list[ModelEvent], offer: Offer, end: StreamEnd) -> None:
     turn = whole_turn_fast(said, offer, LIMIT)
     if turn is None:
@@ -120,16 +143,12 @@ def test_a_whole_turn_is_the_one_that_is_built(said: list[ModelEvent], offer: Of
 
 @pytest.mark.parametrize("reason", ["tool_calls", "function_call"])
 def test_the_usual_events_are_a_turn_of_calls(reason: str) -> None:
-    said: list[ModelEvent] = [
-        ProviderHead("c", "m"),
-        USUAL,
-        CallWritten("clients", "{}", "call_2"),
-        Finished(reason),
-        Usage({}),
-    ]
+    said: list[ModelEvent] = [TextDelta("Hm."), ProviderHead("c", "m"), USUAL, CallWritten("clients", "{}", "call_2")]
+    said += [Finished(reason), Usage({})]
     turn = whole_turn_fast(said, OFFER, LARGE)
     assert turn is not None
     assert [call.name for call in turn.calls] == ["get_weather", "clients"]
+    assert (turn.text, turn.head, turn.usage) == ("Hm.", ProviderHead("c", "m"), Usage({}))
 
 
 def test_arguments_that_may_be_parsed_beside_other_requests_are_not_read_at_once() -> None:
@@ -157,6 +176,10 @@ def test_arguments_that_may_be_parsed_beside_other_requests_are_not_read_at_once
 def test_a_call_to_which_anything_is_to_be_done_is_not_read_at_once(call: CallWritten) -> None:
     said: list[ModelEvent] = [call, CallWritten("clients", "{}", "call_2"), Finished("tool_calls")]
     assert whole_turn_fast(said, OFFER, LARGE) is None
+
+
+def test_several_texts_are_not_read_at_once() -> None:
+    assert whole_turn_fast([TextDelta("Hm."), TextDelta("Well."), Finished("stop")], OFFER, LARGE) is None
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "odd"])
