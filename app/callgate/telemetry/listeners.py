@@ -299,9 +299,10 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
             by = last.by
             if event.usage is last.usage or event.turn_usages == (last.usage,):  # the sum of one turn
                 counts = last.counts
-        if len(self._answers) > 1 and any(answer.by is not by and answer.by != by for answer in self._answers):
-            self._spend_by_turn()
-            return
+        for answer in self._answers:
+            if answer.by is not by and answer.by != by:
+                self._spend_by_turn()
+                return
         if counts is None:
             counts = event.usage.counts()
         if not by.counted_model or by.counted_model == self._of_model.name:
