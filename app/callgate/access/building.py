@@ -275,7 +275,7 @@ def limiter_of(config: Config, ledger: SharedLedger | None) -> Limiter:
     if (folder := _folder_of_workers(config)) is not None:
         from callgate.access.sqlite_limits import LimitsFile, SqliteLimiter
 
-        return SqliteLimiter(LimitsFile(folder), spent, calls.remember_spending)
+        return SqliteLimiter(LimitsFile(folder), spent, calls.remember_spending, ledger.spent_by)
     return MemoryLimiter(spent, calls.remember_spending)
 
 

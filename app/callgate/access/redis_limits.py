@@ -7,7 +7,7 @@ While Redis does not answer, either requests with limits are refused, or each pr
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -32,7 +32,7 @@ from callgate.access.limits import (
     refusal,
 )
 from callgate.access.redis_patience import LimitsRedis
-from callgate.access.shared_limits import JointLimiter
+from callgate.access.shared_limits import JointLimiter, Recall
 from callgate.callers.allowance import Allowance, OverLimit
 from callgate.untrusted.messagepack import PackDoor, open_pack
 from callgate.untrusted.readers import msgpack_reader
@@ -42,9 +42,6 @@ KEPT_SECONDS: Final = 40 * 86_400
 DAY: Final = 86_400
 MOST_QUESTIONS: Final = 4
 """How often Redis is asked about one request: more than once where a day has begun, or where it does not know what was spent."""
-
-Recall = Callable[[str, str, str], Awaitable[tuple[int, int] | None]]
-"""Returns the spending of a key in a day and a month, in nanodollars; None where it is unknown at the moment."""
 
 ADD: Final = """
 -- Adds to what is counted, unless a count is above its bound. Returns what was done, the time, how many chats run, and the counts.
@@ -113,6 +110,16 @@ return 1
 """
 
 
+RAISE: Final = """
+-- Raises counts to amounts that were spent. One that is not there is left for who recalls it.
+for i = 1, #ARGV, 2 do
+  local count = redis.call('HGET', KEYS[1], ARGV[i])
+  if count and tonumber(count) < tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+end
+return 1
+"""
+
+
 COUNTS: Final = PackDoor(name="counts of a key", bytes=64 * 1024)
 _COUNTS: Final = msgpack_reader(list[list[Any]])
 """For each kind a second, a day or a month, its amount, the next one, and so on."""
@@ -169,16 +176,16 @@ class RedisLimiter(JointLimiter):
         """`remember` is called with spending, `recall` to get it where Redis has lost it. `clock` is this process's, which may be
         wrong."""
         if down == "open":
-            super().__init__(remember, MemoryLimiter(remember=remember))
+            super().__init__(remember, MemoryLimiter(remember=remember), recall)
             self._redis = LimitsRedis(url, counting="alone")
         else:
-            super().__init__(remember, None)
+            super().__init__(remember, None, recall)
             self._redis = LimitsRedis(url, counting="refused")
         self._client = self._redis.client
         self._add = self._client.register_script(ADD)
         self._correct = self._client.register_script(CORRECT)
+        self._raise = self._client.register_script(RAISE)
         self._prefix = prefix
-        self._recall = recall
         self._clock = clock
         self._ahead = 0.0
         """The seconds by which Redis' clock was ahead of ours when it had another day."""
@@ -200,8 +207,8 @@ class RedisLimiter(JointLimiter):
                 self._ahead = now - self._clock()
                 spent = None
             elif done == "unknown":
-                assert self._recall is not None, "nothing is needed without it"
-                spent = await self._recall(key, *periods_of(now))
+                assert self.recall is not None, "nothing is needed without it"
+                spent = await self.recall(key, *periods_of(now))
                 if spent is None:
                     return None
             else:
@@ -222,6 +229,12 @@ class RedisLimiter(JointLimiter):
         if answer is None:
             return None
         return bool(answer)
+
+    async def raise_to(self, key: str, spent: tuple[int, int]) -> bool | None:
+        day, month = _fields_of(self._clock() + self._ahead)
+        if await self._ask(self._raise, key, day, spent[0], month, spent[1]) is None:
+            return None
+        return True
 
     async def spent(self, key: str) -> tuple[int, int] | None:
         async def read(*, keys: list[str], args: tuple[str, ...]) -> Any:
@@ -246,7 +259,7 @@ class RedisLimiter(JointLimiter):
         yesterday = now - DAY
         started = int(now // DAY) * DAY
         needed: list[str] = []
-        if has_budget and self._recall is not None:
+        if has_budget and self.recall is not None:
             needed = [day, month]
         initial: dict[str, str] = {}
         if spent is not None:

@@ -28,7 +28,7 @@ from callgate.access.limits import (
     SpentBefore,
     periods_of,
 )
-from callgate.access.shared_limits import JointLimiter
+from callgate.access.shared_limits import JointLimiter, Recall
 from callgate.callers.allowance import Allowance, OverLimit
 from callgate.state.local.journal_mode import use_write_ahead_journal
 from callgate.telemetry.outages import Outage
@@ -47,6 +47,8 @@ _TABLES: Final = (
 _SPEND: Final = (
     "INSERT INTO spent VALUES (?1, ?2, max(0, ?3)) ON CONFLICT (key, period) DO UPDATE SET nano = max(0, nano + ?3)"
 )
+
+_AT_LEAST: Final = "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET nano = max(nano, excluded.nano)"
 
 log = structlog.get_logger("callgate.limits")
 T = TypeVar("T")
@@ -114,9 +116,10 @@ class LimitsFile:
 class SqliteLimiter(JointLimiter):
     """Counts in the file. While that cannot be used each process counts alone."""
 
-    def __init__(self, file: LimitsFile, spent: SpentBefore, remember: Remember) -> None:
-        """`spent` returns the spending in the ledger. `remember` is called with each change of it."""
-        super().__init__(remember, MemoryLimiter(spent, remember))
+    def __init__(self, file: LimitsFile, spent: SpentBefore, remember: Remember, recall: Recall | None = None) -> None:
+        """`spent` returns the spending that was in the ledger, `recall` that of one key by now. `remember` is called with each change of
+        it."""
+        super().__init__(remember, MemoryLimiter(spent, remember), recall)
         self._file = file
         self._spent_before: SpentBefore | None = spent
         """None once it is in the file."""
@@ -156,6 +159,14 @@ class SqliteLimiter(JointLimiter):
 
         return await self._file.change(correct)
 
+    async def raise_to(self, key: str, spent: tuple[int, int]) -> bool | None:
+        def raise_counts(database: sqlite3.Connection) -> bool:
+            for period, nano in zip(periods_of(time.time()), spent, strict=True):
+                database.execute(_AT_LEAST, (key, period, nano))
+            return True
+
+        return await self._file.change(raise_counts)
+
     async def spent(self, key: str) -> tuple[int, int] | None:
         def read(database: sqlite3.Connection) -> tuple[int, int] | None:
             if not self._take_in_spending(database):
@@ -179,10 +190,7 @@ class SqliteLimiter(JointLimiter):
         if spent is None:
             return False
         for (key, period), nano in spent.items():
-            database.execute(
-                "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET nano = max(nano, excluded.nano)",
-                (key, period, nano),
-            )
+            database.execute(_AT_LEAST, (key, period, nano))
         self._spent_before = None
         return True
 
