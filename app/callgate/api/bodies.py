@@ -69,7 +69,7 @@ def read_body(receive: Receive, limit: int, hold: Hold | None = None) -> Awaitab
     return _read(receive, limit, hold, None)
 
 
-class WholeRequest(Protocol):
+class RequestOfOurs(Protocol):
     """A request of our own server, whose body may have come already."""
 
     def whole_body_fast(self, most: int) -> bytes | None: ...
@@ -77,7 +77,7 @@ class WholeRequest(Protocol):
 
 def counted_fast(receive: Receive, limit: int) -> Opened | None:
     """Return a small body that has come with its head. Equals what `read_counted` returns or raises, or returns None."""
-    request: WholeRequest | None = getattr(receive, "__self__", None)
+    request: RequestOfOurs | None = getattr(receive, "__self__", None)
     if request is None or not hasattr(request, "whole_body_fast"):
         return None
     body = request.whole_body_fast(min(limit, SMALL))
