@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,7 +84,6 @@ odd_calls: st.SearchStrategy[ModelEvent] = st.sampled_from(
     [
         CallWritten("get_weather", "{}", "call_1", flaw=Flaw.INVALID_JSON),
         CallWritten("get_weather", '{"city": "Bern"}', "call_1", extras={"signature": "x"}),
-        CallDelta(0, "call_1", "get_weather", '{"city": "Bern"}'),
     ]
 )
 reasons = st.sampled_from(["tool_calls", "function_call", "stop", "length", "TOOL_CALLS", "content_filter", "odd", " "])
@@ -139,6 +139,119 @@ def test_a_whole_turn_is_the_one_that_is_built(said: list[ModelEvent], offer: Of
     builder.feed(said)
     assert not builder.is_large()
     assert turn == builder.finish(end)
+
+
+pieces = st.sampled_from(
+    [
+        "",
+        "{",
+        "}",
+        '{"city": "Bern"}',
+        '{"city"',
+        ': "Bern"',
+        '{"city":',
+        '{"city": "',
+        "Bern",
+        '"}',
+        "\ud83d",
+        "\ude00",
+        None,
+    ]
+) | st.sampled_from([" ", '{"city": {"city": ', {"city": "Bern"}, ["x"]])
+indexes = st.sampled_from([0, 0, 0, 1, 1, 2, None])
+openings = st.builds(CallDelta, indexes, ids, names, pieces)
+fragments = st.builds(lambda index, text: CallDelta(index, arguments=text), indexes, pieces)
+odd_pieces = st.sampled_from(
+    [
+        CallDelta(0, arguments="}", name="get_weather"),
+        CallDelta(0, arguments="}", extras={"signature": "x"}),
+        CallDelta(0, arguments="}", legacy=True),
+        CallDelta(0, "call_1", "clients", "{}", custom=True),
+        CallDelta(0, "call_1", "clients", "{}", at_once=True),
+        CallDelta(0, "call_1", "clients", "{}", extras={"signature": "x"}),
+    ]
+)
+whole_in_pieces = st.sampled_from(['{"city": "Bern"}', '{"city": "\ud83d\ude00"}', '{"a": {"a": {"a": 1}}}']).flatmap(
+    lambda text: st.lists(st.integers(0, len(text)), max_size=4).map(
+        lambda cuts: [text[a:b] for a, b in itertools.pairwise([0, *sorted(cuts), len(text)])]
+    )
+)
+
+
+def opened(index: int, id_: Any, name: Any, parts: list[str]) -> list[ModelEvent]:
+    """A call as most providers send it."""
+    return [CallDelta(index, id_, name, ""), *(CallDelta(index, arguments=part) for part in parts)]
+
+
+@settings(max_examples=examples(2000))
+@given(
+    said=st.lists(
+        st.builds(opened, st.integers(0, 2), ids, names, whole_in_pieces)
+        | st.lists(openings | fragments | odd_pieces | usual | others | reasons.map(Finished), max_size=3),
+        max_size=3,
+    ).map(lambda parts: [event for part in parts for event in part]),
+    has_end=st.booleans(),
+    offer=st.sampled_from([OFFER, CHECKED, {}]),
+)
+def test_a_whole_turn_of_calls_in_pieces_is_the_one_that_is_built(
+    said: list[ModelEvent], has_end: bool, offer: Offer
+) -> None:
+    if has_end:
+        said = [*said, Finished("tool_calls")]
+    turn = whole_turn_fast(said, offer, LIMIT)
+    if turn is None:
+        return
+    builder = TurnBuilder(offer=offer, ids=str, argument_bytes=LIMIT)
+    builder.feed(said)
+    assert not builder.is_large()
+    assert turn == builder.finish(StreamEnd.DONE)
+
+
+@settings(max_examples=examples(200))
+@given(first=whole_in_pieces, second=whole_in_pieces)
+def test_usual_calls_in_pieces_are_a_turn(first: list[str], second: list[str]) -> None:
+    offer: Offer = {"clients": OFFER["clients"]}
+    said: list[ModelEvent] = [
+        *opened(0, "call_1", "clients", first),
+        *opened(1, "call_2", "clients", second),
+        TextDelta("a"),
+        TextDelta("b"),
+        Finished("tool_calls"),
+    ]
+    turn = whole_turn_fast(said, offer, LARGE)
+    builder = TurnBuilder(offer=offer, ids=str)
+    builder.feed(said)
+    expected = builder.finish()
+    assert expected.text == "ab"
+    assert turn == expected or (
+        turn is None and expected.calls and any(may_be_snapshots(parts) for parts in (first, second))
+    )
+
+
+def may_be_snapshots(parts: list[str]) -> bool:
+    nonempty = [part for part in parts if part]
+    return any(later.startswith(before) for before, later in itertools.pairwise(nonempty))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [CallDelta(0, arguments='{"city": "Bern"}')],
+        [CallDelta(0, "call_1", None, '{"city": "Bern"}')],
+        [CallDelta(None, "call_1", "get_weather", '{"city": "Bern"}')],
+        [CallDelta(0, "call_1", "get_weather", '{"city": '), CallDelta(1, arguments='"Bern"}')],
+        [CallDelta(0, "call_1", "get_weather", '{"city": '), CallDelta(0, "call_1", arguments='"Bern"}')],
+        [CallDelta(0, "call_1", "get_weather", '{"city": "Be')],
+        [CallDelta(0, "call_1", "clients", '{"a": '), CallDelta(0, arguments='{"a": 1}}')],
+        [CallDelta(0, "call_1", "get_weather", '{"city": "Bern"}'), CallDelta(0, "call_2", "clients", "{}")],
+        [Finished("tool_calls"), Usage({}), CallDelta(0, "call_1", "get_weather", '{"city": "Bern"}')],
+        [CallDelta(0, "call_1", "get_weather", {"city": "Bern"})],
+    ],
+    ids=["no id", "no name", "no index", "other index", "id again", "cut", "snapshot", "index again", "end", "object"],
+)
+def test_calls_in_odd_pieces_are_not_read_at_once(said: list[ModelEvent]) -> None:
+    end = [] if Finished("tool_calls") in said else [Finished("tool_calls")]
+    assert whole_turn_fast([*said, *end], OFFER, LARGE) is None
 
 
 @pytest.mark.parametrize("reason", ["tool_calls", "function_call"])

@@ -20,9 +20,9 @@ class Bound:
 CEILINGS = {
     "plain stream": Bound(41, 135),
     "tool turn": Bound(65, 258),
-    "tool turn, streamed": Bound(71, 344),
+    "tool turn, streamed": Bound(67, 315),
     "responses and MCP": Bound(87, 334),
-    "responses and MCP, streamed": Bound(93, 420),
+    "responses and MCP, streamed": Bound(89, 391),
 }
 """What the walks were when this was last changed. It is only ever lowered, but for what each request
 has to pass: the door for foreign bytes, the judge of requests, the masker, the ports of callers and records, the rights of a
