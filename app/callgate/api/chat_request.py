@@ -111,6 +111,21 @@ class RequestedTools(msgspec.Struct, frozen=True):
             return toolbox
         return HostedToolbox(toolbox, self.hosted.by_name, keep if self.hosted.comes_back else None)
 
+    def with_more(
+        self,
+        listed: Sequence[Any] | None,
+        max_calls: int | None,
+        hosted: HostedTools | None,
+        servers: "NamedServers | None",
+    ) -> "RequestedTools":
+        """Return the same with what another API can say beside functions; itself where it says nothing. `listed`: its list of tools."""
+        tools = self
+        if max_calls is not None or hosted is not None or servers is not None:
+            tools = replace(self, max_calls=max_calls, hosted=hosted, servers=servers)
+        if listed is None:
+            return tools
+        return tools.with_list("some" if listed else "empty")
+
     def with_list(self, client_list: ClientTools) -> "RequestedTools":
         """Return the same for a client that gave this list of tools. Beside an empty one a choice that says nothing is dropped,
         because providers refuse it without tools."""

@@ -239,6 +239,8 @@ def _is_within(brackets: bytes, limit: int) -> bool:
 
 def has_few_brackets(body: bytes, limit: int) -> bool:
     """True if there are few brackets. They are searched one by one, which is much faster than counting."""
+    if len(body) <= limit:
+        return True
     remaining = limit
     for bracket in b"{[":
         place = body.find(bracket)

@@ -110,7 +110,8 @@ class ResponsesExchange(FaceExchange):
         numbered_input = numbered(self.input.given, items.head)
         skipped = 1 if self.asked.instructions else 0
         kept_response = kept_of(response, numbered_input, ended, items.handed_back, items.approvals, skipped)
-        kept_response.conversation = self.request.origin.conversation or items.head.id
+        id = response["id"]
+        kept_response.conversation = self.request.origin.conversation or id
         kept_response.listed = self._listed
         if self._offered.entries:
             kept_response.listed = self._marks_with(response["output"])
@@ -119,7 +120,7 @@ class ResponsesExchange(FaceExchange):
         ):
             response["conversation"] = None
             kept_response.response = msgspec.Raw(_encode(response))
-        await self._keep(items.head.id, kept_response, response)
+        await self._keep(id, kept_response, response)
 
     async def _keep(self, id: str, kept_response: StoredResponse, response: dict[str, Any]) -> None:
         if self.asked.store is False:

@@ -176,9 +176,7 @@ class ResponsesFace:
         if not response_input.is_sent:
             check_whole([text], config.limits.body_bytes, response_input.place())
         request = read_chat_request(text, context.headers, config.limits.messages, config.limits.json_depth)
-        tools = replace(request.tools, max_calls=params.max_tool_calls, hosted=offered.hosted, servers=servers)
-        if params.tools is not None:
-            tools = tools.with_list("some" if params.tools else "empty")
+        tools = request.tools.with_more(params.tools, params.max_tool_calls, offered.hosted, servers)
         if offered.approvals or decisions.ids:
             if params.store is False:
                 raise wrong("store", "Calls that wait for approval have to be kept: 'store' must not be false.")

@@ -167,7 +167,7 @@ class ResponseItems:
     # -- overridden by the writer of a stream
 
     def emit(self, type: str, fields: Mapping[str, Any]) -> None:
-        """Called with every event; ignored for a whole answer."""
+        """Called with events; ignored for a whole answer, for which those of every message are not even made."""
 
     def emit_text(self, message: "OpenOutput", text: str) -> None:
         """Called with every piece of text."""
@@ -185,11 +185,13 @@ class ResponseItems:
             if self._said_before:
                 self._held = ""
         events = output.events
-        if len(events) > 1:
+        if not _THOUGHTS.isdisjoint(map(type, events)):
             # A whole message has its fields in any order; reasoning comes first.
             events = sorted(events, key=lambda event: type(event) not in _THOUGHTS)
         for at, event in enumerate(events):
             kind = type(event)
+            if kind not in _SHOWN:
+                continue
             if kind is TextDelta:
                 self._say(event.text, events[at + 1] if at + 1 < len(events) else None)  # type: ignore[union-attr]
             elif kind is ReasoningDelta:
@@ -236,8 +238,9 @@ class ResponseItems:
 
     def _open_text(self, message: "OpenOutput") -> None:
         message.text_at = 0 if message.refusal_at is None else 1
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        self.emit("response.content_part.added", {**message.where, "content_index": message.text_at, "part": part})
+        if self.is_streamed:
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            self.emit("response.content_part.added", {**message.where, "content_index": message.text_at, "part": part})
 
     def _think(self, text: str) -> None:
         thought = self._thought
@@ -478,7 +481,8 @@ class ResponseItems:
         item = {"id": self.head.item_id(kind, index) + more, **item}
         self._items.append(item)
         self._turns.append(self._turn)
-        self.emit("response.output_item.added", {"output_index": index, "item": {**item}})
+        if self.is_streamed:
+            self.emit("response.output_item.added", {"output_index": index, "item": {**item}})
         return OpenOutput(item, index)
 
     def _write_lists(self) -> None:
@@ -498,7 +502,8 @@ class ResponseItems:
         self._turn = turn
 
     def _done(self, index: int) -> None:
-        self.emit("response.output_item.done", {"output_index": index, "item": self._items[index]})
+        if self.is_streamed:
+            self.emit("response.output_item.done", {"output_index": index, "item": self._items[index]})
 
     def _close_thought(self) -> None:
         thought = self._thought
@@ -546,9 +551,10 @@ class ResponseItems:
             "annotations": message.annotations,
             "logprobs": message.logprobs,
         }
-        place = {**message.where, "content_index": message.text_at}
-        self.emit("response.output_text.done", {**place, "text": text, "logprobs": message.logprobs})
-        self.emit("response.content_part.done", {**place, "part": part})
+        if self.is_streamed:
+            place = {**message.where, "content_index": message.text_at}
+            self.emit("response.output_text.done", {**place, "text": text, "logprobs": message.logprobs})
+            self.emit("response.content_part.done", {**place, "part": part})
         return part
 
     # -- the end
@@ -633,6 +639,8 @@ class ResponseItems:
 
 
 _THOUGHTS = frozenset({ReasoningDelta, ThinkingBlock})
+_SHOWN = _THOUGHTS | {TextDelta, ExtraField, ProviderHead}
+"""What a model's answer is read for here."""
 
 
 class OpenOutput:

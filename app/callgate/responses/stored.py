@@ -388,7 +388,10 @@ def _items_of(response: StoredResponse, ids: Collection[str]) -> dict[Any, msgsp
 def numbered(input: str | Sequence[Any], head: ResponseHead) -> list[msgspec.Raw]:
     """Return the input items of a response, each with an id."""
     if isinstance(input, str):
-        input = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": input}]}]
+        content = [{"type": "input_text", "text": input}]
+        id = head.item_id(KINDS["message"], INPUT_PLACE)
+        item = {"type": "message", "role": "user", "content": content, "status": "completed", "id": id}
+        return [msgspec.Raw(_encode(item))]
     return [msgspec.Raw(_encode(_with_id(item, head, INPUT_PLACE + place))) for place, item in enumerate(input)]
 
 

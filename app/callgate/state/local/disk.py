@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import queue
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from callgate.state.local.journal_mode import use_write_ahead_journal
 from callgate.state.share_sizes import ShareSizes
@@ -31,13 +34,23 @@ _PUT: Final = _ADD.replace("WHERE expires_at <= ?4", "WHERE ?4 = ?4")
 Result = TypeVar("Result")
 
 
+class _DiskJob(msgspec.Struct, Generic[Result], eq=False):
+    """Work with the connection, and the event loop that waits for its answer."""
+
+    work: Callable[[sqlite3.Connection], Result]
+    loop: asyncio.AbstractEventLoop
+    answer: "asyncio.Future[Result]"
+
+
 class DiskStore:
-    """One connection, used by one thread at a time, and not by the event loop."""
+    """One connection, used by a thread of its own, in the order in which it is asked: what the store does is handed to it in a queue, for a
+    third of what a thread of the event loop's own takes. The thread begins with the first use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+        self._jobs: queue.SimpleQueue[_DiskJob[Any] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
         self._sizes = ShareSizes()
 
     async def get(self, key: str) -> bytes | None:
@@ -65,9 +78,12 @@ class DiskStore:
         await self._do(lambda database: database.execute("DELETE FROM kept WHERE key = ?", (key,)))
 
     async def close(self) -> None:
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
+        """Close the connection, when all that was asked before is done."""
+        self._is_closed = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
 
     def _put(
         self, database: sqlite3.Connection, put: str, key: str, value: bytes, seconds: float, share: Share | None
@@ -114,17 +130,49 @@ class DiskStore:
             database.execute("DELETE FROM kept WHERE expires_at <= ?", (now,))
         return now
 
-    async def _do(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        def locked() -> Result:
-            with self._lock:
-                try:
-                    if self._connection is None:
-                        self._connection = _connect(self._path)
-                    return work(self._connection)
-                except sqlite3.Error as error:
-                    raise StoreError(f"{type(error).__name__}: {error}") from error
+    def _do(self, work: Callable[[sqlite3.Connection], Result]) -> "asyncio.Future[Result]":
+        """Have work done. What nobody waits for any more when its turn comes is left out. Raises `StoreError`."""
+        if self._is_closed:
+            raise StoreError("the store is closed")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Result] = loop.create_future()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="kept", daemon=True)
+            self._thread.start()
+        self._jobs.put(_DiskJob(work, loop, answer))
+        return answer
 
-        return await asyncio.to_thread(locked)
+    def _work(self) -> None:
+        """Do the jobs one after the other, in a thread."""
+        database: sqlite3.Connection | None = None
+        while (job := self._jobs.get()) is not None:
+            if job.answer.cancelled():
+                continue
+            result: Any = None
+            error: Exception | None = None
+            try:
+                if database is None:
+                    database = _connect(self._path)
+                result = job.work(database)
+            except sqlite3.Error as failure:
+                error = StoreError(f"{type(failure).__name__}: {failure}")
+                error.__cause__ = failure
+            except Exception as failure:  # noqa: BLE001 - it belongs to who waits for it
+                error = failure
+            with contextlib.suppress(RuntimeError):  # its event loop has ended
+                job.loop.call_soon_threadsafe(_settle, job.answer, result, error)
+            del job, result, error
+        if database is not None:
+            database.close()
+
+
+def _settle(answer: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
+    if answer.done():
+        return  # who asked was cancelled
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
