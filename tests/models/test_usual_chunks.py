@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from callgate.conversation.events import CallDelta, Finished, ProviderHead, TextDelta
 from callgate.conversation.usage import Usage
+from callgate.models.direct.chunks import ChunkReader
 from callgate.models.direct.chunks_fast import has_surely_once, usual_chunk_fast
-from callgate.models.direct.model import StreamedBody, _may_have_duplicates, has_duplicate_names
+from callgate.models.direct.model import (
+    StreamedBody,
+    _may_have_duplicates,
+    _read_alone,
+    _read_alone_fast,
+    has_duplicate_names,
+    read_json,
+)
 from callgate.untrusted.doors import SMALL, written_here
 from tests.chaos.scale import examples
 
@@ -134,6 +142,17 @@ def test_every_chunk_is_read_as_the_plain_way_reads_it(found, separators, escape
     assert read_by(StreamedBody(), lines) == read_by(PlainBody(), lines)
 
 
+@settings(max_examples=examples(250), deadline=None)
+@given(usual_chunks | chunks, st.none() | st.sampled_from(TWICE))
+def test_a_chunk_by_itself_is_read_as_the_plain_way_reads_it(said, twice) -> None:
+    text = json.dumps(said).encode()
+    if twice is not None:
+        text = text.replace(twice[0], twice[1], 1)
+    events = [event for event in ChunkReader().read(read_json(text)) if not isinstance(event, ProviderHead)]
+    assert _read_alone(text) == events
+    assert _read_alone_fast(text) in (None, events)
+
+
 def spelled(said):
     return json.dumps(said).encode()
 
@@ -152,6 +171,7 @@ USUAL = [
 @pytest.mark.parametrize(("said", "events"), USUAL, ids=["role", "text", "call", "arguments", "finish", "usage"])
 def test_the_chunks_of_most_models_are_read_the_fast_way(said, events, monkeypatch) -> None:
     monkeypatch.setattr(StreamedBody, "_read_any", None)
+    assert _read_alone_fast(spelled(said)) == events
     assert StreamedBody().feed(b"data: " + spelled(said) + b"\n\n") == [ProviderHead("c", "m", *_more(said)), *events]
 
 
@@ -223,6 +243,7 @@ def test_what_a_chunk_means_for_the_next_ones_is_the_same(stream) -> None:
 def test_chunks_with_more_are_left_to_the_plain_way(said) -> None:
     assert StreamedBody()._read_usual_fast(written_here(spelled(said))) is None
     assert read_by(StreamedBody(), [spelled(said)]) == read_by(PlainBody(), [spelled(said)])
+    assert _read_alone_fast(spelled(said)) is None
 
 
 def test_long_chunks_are_counted_before_they_are_read(monkeypatch) -> None:

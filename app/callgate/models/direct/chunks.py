@@ -65,11 +65,12 @@ class ChunkReader:
     """Reads the chunks of one stream. Its state between chunks: whether the head was sent, and half a character that a
     proxy cut off at the end of a chunk."""
 
-    def __init__(self, choice: int = 0, reasoning_field: str = "") -> None:
-        """`reasoning_field`: the provider's own field for reasoning, where it has one."""
+    def __init__(self, choice: int = 0, reasoning_field: str = "", *, is_under_way: bool = False) -> None:
+        """`reasoning_field`: the provider's own field for reasoning, where it has one. `is_under_way`: the stream began before, and its
+        head is known."""
         self._choice = choice
         self._reasoning_field = reasoning_field
-        self._head_sent = False
+        self._head_sent = is_under_way
         self._half = ""
         self._has_calls = False
         self._has_reason = False

@@ -9,6 +9,7 @@ call's arguments. Where the bytes around it are those of the template, and betwe
 string can differ. Every other chunk is parsed.
 """
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -200,7 +201,7 @@ class DeltaTemplate:
             return
         self._made += 1
         name, make = kind
-        match = re.search(rb'"%b"\s*:\s*"((?:[^"\\]|\\.)*)"' % name, payload)
+        match = _string_of(name).search(payload)
         if match is None:
             return
         before = payload[: match.start(1)]
@@ -215,6 +216,12 @@ class DeltaTemplate:
 
 
 _TEMPLATED = frozenset({TextDelta, ReasoningDelta, CallDelta})
+
+
+@functools.lru_cache(maxsize=8)
+def _string_of(name: bytes) -> re.Pattern[bytes]:
+    """Return a pattern that finds the inside of the string in a field."""
+    return re.compile(rb'"%b"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"' % name)
 
 
 def _kind(event: ModelEvent) -> tuple[bytes, Make] | None:

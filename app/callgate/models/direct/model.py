@@ -19,7 +19,7 @@ from callgate.calls.json_text import LARGE, MAX_VALUES, sound_text
 from callgate.config.unprinted import Unprinted
 from callgate.conversation import raw_json
 from callgate.conversation.errors import AnswerTooLarge, BrokenOff, ChatError
-from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
+from callgate.conversation.events import ModelEvent, ProviderError
 from callgate.conversation.listeners import NOTHING
 from callgate.conversation.model_requests import as_model_request, with_withheld
 from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, RecordBody, TakeEvents
@@ -669,7 +669,22 @@ def reported(payload: bytes) -> Sequence[ModelEvent]:
 
 def _read_alone(payload: bytes) -> Sequence[ModelEvent]:
     """Read a chunk by itself, in the middle of a stream."""
-    return [event for event in ChunkReader().read(read_json(payload)) if not isinstance(event, ProviderHead)]
+    events = _read_alone_fast(payload)
+    if events is None:
+        events = ChunkReader(is_under_way=True).read(read_json(payload))
+    return events
+
+
+def _read_alone_fast(payload: bytes) -> Sequence[ModelEvent] | None:
+    """Equals what `_read_alone` else reads, or returns None: for all but chunks of the usual form. Without it a template costs 40 % more
+    instructions."""
+    opened = open_fast(payload, TEXT_OF_A_MODEL)
+    if opened is None:
+        return None
+    chunk = usual_chunk_fast(opened, _may_have_duplicates)
+    if chunk is None:
+        return None
+    return ChunkReader(is_under_way=True).read_usual(chunk)
 
 
 class JsonEvents(EventStreamBody):
