@@ -291,8 +291,10 @@ def test_a_call_to_which_anything_is_to_be_done_is_not_read_at_once(call: CallWr
     assert whole_turn_fast(said, OFFER, LARGE) is None
 
 
-def test_several_texts_are_not_read_at_once() -> None:
-    assert whole_turn_fast([TextDelta("Hm."), TextDelta("Well."), Finished("stop")], OFFER, LARGE) is None
+def test_several_texts_are_one() -> None:
+    turn = whole_turn_fast([TextDelta("Hm."), TextDelta("Well."), Finished("stop")], OFFER, LARGE)
+    assert turn is not None
+    assert turn.text == "Hm.Well."
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "odd"])
