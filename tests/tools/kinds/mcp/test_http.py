@@ -160,6 +160,19 @@ async def test_an_answer_whose_stream_ended_early_is_fetched_where_the_server_sa
         assert len(http.calls()) == 1
 
 
+async def test_an_event_that_answers_no_request_by_its_id_is_no_answer_to_a_call() -> None:
+    said = {"jsonrpc": "2.0", "result": {"content": [{"type": "text", "text": "to somebody"}]}}
+    strays = [said, {**said, "id": None}, {**said, "id": "c999"}]
+
+    def instead(asked: Asked) -> bytes | None:
+        return STREAM + event(strays.pop()) if asked.message.get("method") == "tools/call" else None
+
+    async with HttpMcp().running() as http, opened_server(http.url) as it:
+        http.instead = instead
+        outcomes = [await it.run("echo") for _ in strays[:]]
+    assert [isinstance(outcome, Failed) and outcome.kind for outcome in outcomes] == [FailureKind.UNKNOWN] * 3
+
+
 @pytest.mark.parametrize(
     "answer, message",
     [

@@ -331,8 +331,8 @@ _read_answered = json_reader(_Answered)
 
 
 def answer_fast(data: bytes, id: str) -> RpcAnswer | None:
-    """Read the answer to one request at once. Equals `answer_in` of the first message of `batch_of` that answers it, but for `raw`, or
-    returns None. Reading a message and its result one after the other takes three times as long."""
+    """Read the answer to one request, which names it, at once. Equals `answer_in` of the first message of `batch_of` that answers it, but
+    for `raw`, or returns None. Reading a message and its result one after the other takes three times as long."""
     text = open_fast(data, MESSAGE)
     if text is None:
         return None
@@ -342,7 +342,7 @@ def answer_fast(data: bytes, id: str) -> RpcAnswer | None:
         return None
     if answered.method is not msgspec.UNSET or answered.error is not msgspec.UNSET:
         return None
-    if answered.id is not None and answered.id != id:
+    if answered.id != id:  # a whole answer may have none, and an event may not
         return None
     return RpcAnswer(_bounded(answered.result))
 
