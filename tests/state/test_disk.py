@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from callgate.state.local.disk import DiskStore
-from callgate.state.store import StoreError
+from callgate.state.store import Share, StoreError
 
 pytestmark = pytest.mark.anyio
 
@@ -76,4 +76,19 @@ async def test_an_error_belongs_to_who_asked_and_the_store_goes_on(store: DiskSt
     with pytest.raises(StoreError, match="no such table"):
         await store._do(lambda database: database.execute("SELECT 1 FROM nowhere"))
     await store.put("a", b"1", LONG)
+    assert await store.get("a") == b"1"
+
+
+async def test_a_full_disk_is_named_as_the_reason_and_the_store_goes_on_when_there_is_room(store: DiskStore) -> None:
+    def leave_pages(database: sqlite3.Connection, more: int) -> None:
+        [pages] = database.execute("PRAGMA page_count").fetchone()
+        database.execute(f"PRAGMA max_page_count = {pages + more}")
+
+    share = Share("alice", 1_000_000)
+    await store._do(lambda database: leave_pages(database, 0))
+    for owner in (None, share):
+        with pytest.raises(StoreError, match="disk is full"):
+            await store.put("a", bytes(100_000), LONG, owner)
+    await store._do(lambda database: leave_pages(database, 100))
+    await store.put("a", b"1", LONG, share)
     assert await store.get("a") == b"1"

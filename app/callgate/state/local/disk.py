@@ -99,7 +99,8 @@ class DiskStore:
                 self._count(database, key, share.counted(len(key) + len(value)), share)
             database.execute("COMMIT")
         except BaseException:
-            database.execute("ROLLBACK")
+            if database.in_transaction:  # SQLite ends it by itself where a disk is full
+                database.execute("ROLLBACK")
             raise
         return was_stored
 
