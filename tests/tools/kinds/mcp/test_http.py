@@ -161,7 +161,7 @@ async def test_an_answer_whose_stream_ended_early_is_fetched_where_the_server_sa
 
 
 async def test_an_event_that_answers_no_request_by_its_id_is_no_answer_to_a_call() -> None:
-    said = {"jsonrpc": "2.0", "result": {"content": [{"type": "text", "text": "to somebody"}]}}
+    said: dict[str, Any] = {"jsonrpc": "2.0", "result": {"content": [{"type": "text", "text": "to somebody"}]}}
     strays = [said, {**said, "id": None}, {**said, "id": "c999"}]
 
     def instead(asked: Asked) -> bytes | None:
