@@ -5,7 +5,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from callgate.access.keys import KeyEntry, Keyring, mint_key
+from callgate.access.keys import NO_LOOK, KeyEntry, Keyring, mint_key
 from callgate.callers.caller import Caller, Person
 from callgate.callers.rights import Access, CallerMemory, NoKeys
 from callgate.conversation.errors import ChatError
@@ -20,6 +20,7 @@ class Source:
     """Keys that a test sets."""
 
     in_use = True
+    look = NO_LOOK
 
     def __init__(self, *keys: KeyEntry) -> None:
         self.keys = keys

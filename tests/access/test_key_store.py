@@ -1,21 +1,27 @@
+import asyncio
 import contextlib
 import json
 import sqlite3
 import stat
+import tempfile
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from callgate.access import key_store
 from callgate.access.key_store import DamagedStore, FileKeys, KeyStore, NameTaken, stored_keys
-from callgate.access.keys import KeyEntry, Keyring, mint_key
+from callgate.access.keys import NO_LOOK, KeyEntry, Keyring, KeySource, KeysUnknown, WatchedKeys, mint_key
 from callgate.callers.allowance import Allowance
 from callgate.callers.caller import ANONYMOUS
 from callgate.commands import app
 from callgate.conversation.errors import ChatError
+from tests.chaos.scale import examples
 
 SECRET, HASH = mint_key()
 OTHER, OTHER_HASH = mint_key()
@@ -154,6 +160,124 @@ def test_a_file_that_was_replaced_is_read_and_one_that_is_gone_knows_no_key(
         assert ring.identify({"api-key": SECRET}).name == "alice"
         with contextlib.closing(KeyStore(tmp_path)) as commands:
             commands.revoke("alice")
+        with pytest.raises(ChatError):
+            ring.identify({"api-key": SECRET})
+
+
+class Clock:
+    """The monotonic clock, which stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = staticmethod(time.time)
+
+
+class AskedEachTime:
+    """A source that is asked each time."""
+
+    look = NO_LOOK
+
+    def __init__(self, source: KeySource) -> None:
+        self._source = source
+        self.entries = source.entries
+
+    @property
+    def in_use(self) -> bool:
+        return self._source.in_use
+
+
+MOVES = [
+    "wait",
+    "wait",
+    "a little",
+    "look",
+    "add",
+    "revoke",
+    "add here",
+    "revoke here",
+    "close",
+    "take away",
+    "bring back",
+]
+
+
+@example(["add", "wait", "revoke", "a little", "wait"])
+@example(["add here", "revoke here"])
+@example(["take away", "add here"])
+@example(["add", "wait", "take away", "wait", "bring back", "wait", "wait"])
+@settings(max_examples=examples(40), deadline=None)
+@given(st.lists(st.sampled_from(MOVES), max_size=14))
+def test_a_change_is_noticed_as_soon_as_by_who_asks_each_time(moves: list[str]) -> None:
+    clock = Clock()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.closing(FileKeys(Path(folder))) as keys,
+        capture_logs(),
+    ):
+        patch.setattr(key_store, "time", clock)
+        patch.setattr("callgate.access.keys.time", clock)
+        watched = WatchedKeys(keys, lambda widened, hashed: None)
+        ring = Keyring([], source=watched)
+        plain = Keyring([], source=AskedEachTime(watched))
+        for number, move in enumerate(moves):
+            _move(move, number, keys, Path(folder), clock)
+            before = ring.last_generation(), plain.last_generation()
+            after = ring.generation(), plain.generation()
+            assert after[0] - before[0] == after[1] - before[1]
+            assert ring._seen is plain._seen
+            assert ring.may_be_open == plain.may_be_open
+
+
+def _move(move: str, number: int, keys: FileKeys, folder: Path, clock: Clock) -> None:
+    entry = KeyEntry(f"key{number}", mint_key()[1])
+    file = folder / key_store.FILE
+    away = folder / "away.sqlite3"
+    match move:
+        case "wait":
+            clock.now += key_store.LOOK_SECONDS
+        case "a little":
+            clock.now += key_store.LOOK_SECONDS / 3
+        case "look":
+            keys.look_away()
+        case "add" | "revoke" if file.exists():
+            with contextlib.closing(KeyStore(folder)) as commands:
+                if move == "add":
+                    commands.add(entry)
+                elif stored := [key for key in commands.all() if key.revoked_at is None]:
+                    commands.revoke(stored[0].entry.name)
+        case "add here":
+            with contextlib.suppress(KeysUnknown):
+                asyncio.run(keys.add(entry))
+        case "revoke here":
+            with contextlib.suppress(KeysUnknown, IndexError):
+                asyncio.run(keys.revoke(keys.entries()[0].name))
+        case "close" if keys._store is not None:
+            keys._leave(keys._store)
+        case "take away" if file.exists():
+            file.rename(away)
+        case "bring back" if away.exists() and not file.exists():
+            away.rename(file)
+        case _:
+            pass
+
+
+def test_within_a_look_the_keys_are_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_store, "LOOK_SECONDS", 1_000.0)
+    with contextlib.closing(FileKeys(tmp_path)) as keys:
+        ring = Keyring([], source=keys)
+        first = ring.generation()
+        asyncio.run(keys.add(ALICE))
+        second = ring.generation()
+        with monkeypatch.context() as patch:
+            patch.setattr(FileKeys, "entries", None)
+            assert ring.generation() == second != first
+        asyncio.run(keys.revoke("alice"))
+        assert ring.generation() != second
         with pytest.raises(ChatError):
             ring.identify({"api-key": SECRET})
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from callgate.access.keys import KeyEntry, Keyring, WatchedKeys, hash_key, mint_key
+from callgate.access.keys import NO_LOOK, KeyEntry, Keyring, WatchedKeys, hash_key, mint_key
 from callgate.access.settings import Key
 from callgate.api.rights import seen_by
 from callgate.callers.caller import ANONYMOUS, Caller
@@ -188,6 +188,8 @@ def test_the_key_that_was_replaced_is_the_same_caller_until_its_end_or_the_new_o
 class Source:
     """Keys that a test sets."""
 
+    look = NO_LOOK
+
     def __init__(self) -> None:
         self.keys: tuple[KeyEntry, ...] = ()
 
@@ -227,6 +229,7 @@ def test_no_key_has_the_name_of_whoever_comes_without_one():
 def test_a_key_that_is_made_with_rights_while_the_server_runs_is_told_once() -> None:
     class Source:
         in_use = True
+        look = NO_LOOK
         current: tuple[KeyEntry, ...] = (KeyEntry("old", hash_key("a"), admin=True),)
 
         def entries(self) -> tuple[KeyEntry, ...]:
@@ -255,7 +258,7 @@ def test_an_empty_list_of_keys_is_no_consent() -> None:
 
 def test_the_generation_of_keys_changes_when_they_do_and_when_one_expires(monkeypatch):
     entries = (KeyEntry("alice", HASH, expires_at=time.time() + 60),)
-    source = SimpleNamespace(in_use=True, entries=lambda: entries)
+    source = SimpleNamespace(in_use=True, look=NO_LOOK, entries=lambda: entries)
     ring = Keyring([], source=source)
     first = ring.generation()
     assert ring.generation() == first

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 
-from callgate.access.keys import KeyEntry, KeysUnknown
+from callgate.access.keys import NO_LOOK, KeyEntry, KeysUnknown, Look
 from callgate.callers.allowance import Allowance
 from callgate.callers.exposure import KEYS_FILE
 from callgate.state.database import DamagedFile
@@ -125,6 +125,7 @@ class KeyStore:
         self._had_keys = False
         self._version = -1
         self._look_at = -inf
+        self.look = Look(-inf)
         self._outage = Outage()
         try:
             use_write_ahead_journal(self._database, patience)
@@ -139,6 +140,7 @@ class KeyStore:
         self._database.execute(f"PRAGMA busy_timeout = {round(BUSY_SECONDS * 1000)}")
 
     def close(self) -> None:
+        self.look.until = -inf
         self._database.close()
 
     # -- read by a server
@@ -176,6 +178,7 @@ class KeyStore:
     def _look(self, now: float) -> None:
         """Read the keys again if another process has written: `data_version` changes then, and is cheap to read."""
         self._look_at = now + LOOK_SECONDS
+        self.look.until = -inf
         try:
             self.is_moved = identity_of(self._path) != self._file
         except OSError:
@@ -193,8 +196,10 @@ class KeyStore:
             # The keys that were read last stay valid: a short failure of the disk must not refuse every request.
             if failures := self._outage.failed():
                 log.error("key_store_unreadable", error=str(failure), failures=failures)  # noqa: TRY400 - the reason is all there is to say
+        self.look = Look(self._look_at)
 
     def _read(self) -> None:
+        self.look.until = -inf
         keys = self.all()
         [version] = self._database.execute("PRAGMA user_version").fetchone()
         self._had_keys = version == _HAD_KEYS
@@ -281,6 +286,12 @@ class FileKeys:
         if self._snapshot is None:
             raise KeysUnknown
         return self._snapshot.entries
+
+    @property
+    def look(self) -> Look:
+        if self._store is not None:
+            return self._store.look
+        return NO_LOOK
 
     @property
     def in_use(self) -> bool:

@@ -83,8 +83,23 @@ class KeysUnknown(ChatError):
         )
 
 
+class Look(msgspec.Struct, eq=False):
+    """A look at keys. What it has shown does not change before it ends."""
+
+    until: float
+    """By the monotonic clock; moved into the past by whoever looks again or writes before that."""
+
+
+NO_LOOK: Final = Look(-math.inf)
+
+
 class KeySource(Protocol):
     """Keys that are created and revoked while the server runs."""
+
+    @property
+    def look(self) -> Look:
+        """The look that the current keys are from."""
+        ...
 
     def entries(self) -> Sequence[KeyEntry]:
         """Return the current keys; the same object as long as nothing has changed. Raises `KeysUnknown`."""
@@ -110,6 +125,10 @@ class WatchedKeys:
         with contextlib.suppress(KeysUnknown):
             self._seen = source.entries()
             self._may_be_keyless = True  # as was found out before it began to listen
+
+    @property
+    def look(self) -> Look:
+        return self._source.look
 
     def entries(self) -> Sequence[KeyEntry]:
         entries = self._source.entries()
@@ -157,6 +176,8 @@ class Keyring:
         self._generation = 0
         self._unknown: KeysUnknown | None = None
         """Raised for a key that is none of the config's, while the source cannot be read."""
+        self._look = NO_LOOK if self._source is not None else Look(math.inf)
+        """The look of the source that these keys are from."""
         self._next_end = _next_end(self._callers)
         self._was_open = False
         self._look_again()
@@ -174,7 +195,8 @@ class Keyring:
 
     def generation(self) -> int:
         """Return a number that changes with every change of the keys, here or in another process, and when one expires."""
-        self._look_again()
+        if time.monotonic() >= self._look.until:  # else looking again would show the same, for twice the instructions
+            self._look_again()
         if time.time() >= self._next_end:
             self._generation += 1
             self._next_end = _next_end(self._callers)
@@ -258,6 +280,7 @@ class Keyring:
                 self._seen = ()
             self._unknown = unknown
             return
+        self._look = self._source.look
         if self._unknown is not None:
             self._unknown = None
             self._generation += 1
