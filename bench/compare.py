@@ -40,7 +40,7 @@ from bench import wire
 from bench.served import KEY, ROOT, Served, configured, folder, free_port, started
 from bench.works import WORKS, Work
 
-REFERENCE = "c60cf7e9"
+REFERENCE = "05c69c24"
 """The commit that this tree is compared with. A change that makes requests cheaper moves it; one that is meant to make them
 dearer moves it too, and says why."""
 ALLOWED = 1.05
