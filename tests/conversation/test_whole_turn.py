@@ -125,13 +125,8 @@ def nearly_usual(draw: st.DrawFn) -> list[ModelEvent]:
     return said
 
 
-@settings(max_examples=examples(4000))
-@given(
-    said=nearly_usual() | st.lists(events, max_size=5),
-    offer=st.sampled_from([OFFER, OFFER, CHECKED, {}]),
-    end=st.sampled_from(StreamEnd),
-)
-def test_a_whole_turn_is_the_one_that_is_built(said: list[ModelEvent], offer: Offer, end: StreamEnd) -> None:
+def check_as_built(said: list[ModelEvent], offer: Offer, end: StreamEnd) -> None:
+    """The turn that is made at once, if one is, is the one that is built."""
     turn = whole_turn_fast(said, offer, LIMIT)
     if turn is None:
         return
@@ -139,6 +134,16 @@ def test_a_whole_turn_is_the_one_that_is_built(said: list[ModelEvent], offer: Of
     builder.feed(said)
     assert not builder.is_large()
     assert turn == builder.finish(end)
+
+
+@settings(max_examples=examples(4000))
+@given(
+    said=nearly_usual() | st.lists(events, max_size=5),
+    offer=st.sampled_from([OFFER, OFFER, CHECKED, {}]),
+    end=st.sampled_from(StreamEnd),
+)
+def test_a_whole_turn_is_the_one_that_is_built(said: list[ModelEvent], offer: Offer, end: StreamEnd) -> None:
+    check_as_built(said, offer, end)
 
 
 pieces = st.sampled_from(
@@ -198,13 +203,7 @@ def test_a_whole_turn_of_calls_in_pieces_is_the_one_that_is_built(
 ) -> None:
     if has_end:
         said = [*said, Finished("tool_calls")]
-    turn = whole_turn_fast(said, offer, LIMIT)
-    if turn is None:
-        return
-    builder = TurnBuilder(offer=offer, ids=str, argument_bytes=LIMIT)
-    builder.feed(said)
-    assert not builder.is_large()
-    assert turn == builder.finish(StreamEnd.DONE)
+    check_as_built(said, offer, StreamEnd.DONE)
 
 
 @settings(max_examples=examples(200))

@@ -148,23 +148,21 @@ async def test_every_whole_answer_is_the_one_that_is_iterated(way, reasoning_fie
     await client.close()
 
 
-@pytest.mark.parametrize("way", ["in one piece", "in two pieces", "chunked"])
-async def test_usual_answers_are_read_at_once_and_leave_their_connection(way):
+@pytest.mark.parametrize(
+    ("body", "way"),
+    [
+        ("text", "in one piece"),
+        ("text", "in two pieces"),
+        ("text", "chunked"),
+        ("a stream", "in one piece"),
+        ("a stream", "chunked"),
+    ],
+)
+async def test_usual_answers_and_short_streams_are_read_at_once_and_leave_their_connection(body, way):
     client = HttpClient()
-    async with raw_provider(serving(BODIES["text"], way)) as server:
+    async with raw_provider(serving(BODIES[body], way)) as server:
         model = DirectModel("m", Endpoint(f"{server.url}/v1/chat/completions", "real-m"), client, QUICK)
-        async with model.send(asking(stream=False)) as answer:
-            assert type(answer) is PreloadedAnswer
-            assert sum(map(len, client._idle.values())) == 1
-    await client.close()
-
-
-@pytest.mark.parametrize("way", ["in one piece", "chunked"])
-async def test_a_stream_that_comes_with_its_head_is_read_at_once_and_leaves_its_connection(way):
-    client = HttpClient()
-    async with raw_provider(serving(BODIES["a stream"], way)) as server:
-        model = DirectModel("m", Endpoint(f"{server.url}/v1/chat/completions", "real-m"), client, QUICK)
-        async with model.send(asking(stream=True)) as answer:
+        async with model.send(asking(stream=body == "a stream")) as answer:
             assert type(answer) is PreloadedAnswer
             assert sum(map(len, client._idle.values())) == 1
     await client.close()

@@ -162,10 +162,7 @@ def keep_usual_fast(
             call = event.call
             name = call.name
             seconds = event.seconds
-            text = outcome.text
-            size = len(text)
-            if not text.isascii():
-                size = bytes_of(text)
+            size = bytes_of(outcome.text)
             events.append((CALL_ENDED, moment, choice, event.turn, call.id, name, seconds, size))
             notes.append(("call", deployment, name, "", seconds, 0.0))
         elif kind is ChatEnded:
