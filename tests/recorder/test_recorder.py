@@ -35,7 +35,7 @@ from callgate.recorder.ended_run import EndedRun
 from callgate.recorder.events import Mask
 from callgate.recorder.newest_runs import IN_MEMORY, IN_MEMORY_BYTES
 from callgate.recorder.recorder import Recorder
-from callgate.recorder.recording import ENCODED_AT_ONCE, EventsListener, RunRecording
+from callgate.recorder.recording import ENCODED_AT_ONCE, KEPT_AS_IT_CAME, EventsListener, RunRecording
 from callgate.recorder.run_filter import RunFilter
 from callgate.recorder.store import FILE, RunStore, StoreDamaged, StoreUnusable
 from callgate.recorder.usage import day_of
@@ -563,6 +563,16 @@ async def test_a_run_that_counts_very_much_is_weighed(tmp_path):
     [waiting] = recorder.writer.waiting()
     assert waiting.weight() > 100_000
     await recorder.close()
+
+
+async def test_texts_that_are_gathered_before_the_thread_packs_them_are_weighed_once(recorder):
+    recording = recorder.begin(
+        RunRow("run_1", time.time(), "gpt"), RecordPolicy(content_bytes=1000, private_to="alice")
+    )
+    note(recording, CallEnded(0, CALL, Returned("x" * KEPT_AS_IT_CAME), 0.1))
+    assert not recording.is_encoded_quickly()
+    assert KEPT_AS_IT_CAME < recording.weight() < 1.5 * KEPT_AS_IT_CAME
+    recorder.end(recording)
 
 
 async def test_results_that_wait_to_be_packed_by_the_thread_are_weighed(recorder):

@@ -136,7 +136,9 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         weight += sum(map(len, self.texts.values()))
         if self.request is not None:
             weight += self.request.bytes
-        return weight + self._calls_length()
+        if not self.has_all_texts:
+            weight += self._calls_length()
+        return weight
 
     def weigh(self) -> int:
         """Remember what it weighs now, and return that."""
@@ -163,7 +165,7 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         return ended.as_seen_by(owner).recorded()
 
     def is_encoded_quickly(self) -> bool:
-        """Return False if encoding takes too long for the event loop."""
+        """Return False if encoding takes too long for the event loop. The texts of a private run are gathered for that."""
         events = len(self.happened)
         if self.trace is not None or events > ENCODED_AT_ONCE:
             return False
@@ -171,12 +173,16 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
             return True
         if not self.policy.private_to or 2 * events > ENCODED_AT_ONCE:  # events that tell more of texts are read twice
             return False
-        self.texts = self.all_texts()
-        self.has_all_texts = True
+        self._gather_texts()
         size = weight_of_texts(self.texts)
         if self.request is not None:
             size += self.request.bytes
         return size <= KEPT_AS_IT_CAME
+
+    def _gather_texts(self) -> None:
+        """Put the texts of its calls beside the others, once for all that asks for them: nothing happens in it any more."""
+        self.texts = self.all_texts()
+        self.has_all_texts = True
 
     def all_texts(self) -> dict[str, str]:
         """Return the texts that are kept until now but an unwritten request, with the arguments and results of calls, which its events
